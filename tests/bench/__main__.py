@@ -55,6 +55,7 @@ WORKS: dict[str, tuple[Any, ...]] = {
     "replay": ("replay", "tables"),
     "on-device": ("on_device", "tables"),
     "on-device-torch": ("on_device_torch", "tables"),
+    "on-device-loader": ("gpu", "figures"),
     "maps": ("maps", "tables"),
     "forest": ("forests", "tables"),
     "rollouts": ("rollouts", "tables"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import statistics
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import numpy as np
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.collect import StoreClient, StoreServer
 from tests.bench import generate
-from tests.bench.measuring import Contender, interleave
-from tests.bench.results import Figure, Settings, Table, compare, contenders
+from tests.bench.measuring import Contender, interleave, quartiles_of
+from tests.bench.results import Figure, Settings, Table, compare, contenders, figure_of
 from tests.bench.workloads import NARROW, dataset_folder, store_of
 
 _ROWS = 100_000
@@ -59,171 +60,130 @@ def rates(settings: Settings) -> list[Figure]:
             for row in rows:
                 store.append(row)
 
-    def extend(number: int) -> None:
-        DatasetStore().extend(columns)
-
     def copy(number: int) -> None:
         for name, values in columns.items():
             np.copyto(copies[name], values)
 
-    def through_a_server(number: int) -> None:
-        with StoreServer(DatasetStore()) as server, StoreClient(server.address, "bench") as client:
-            for begin in range(0, _ROWS, 1_000):
-                client.extend({name: values[begin : begin + 1_000] for name, values in columns.items()})
-
-    def in_thousands(number: int) -> None:
-        store = DatasetStore()
+    def in_thousands(store: Any) -> None:
         for begin in range(0, _ROWS, 1_000):
             store.extend({name: values[begin : begin + 1_000] for name, values in columns.items()})
 
-    calls = {"append": append, "extend": extend, "copy": copy, "server": through_a_server, "thousands": in_thousands}
+    def through_a_server(number: int) -> None:
+        with StoreServer(DatasetStore()) as server, StoreClient(server.address, "bench") as client:
+            in_thousands(client)
+
+    calls: dict[str, Callable[[int], None]] = {
+        "append": append,
+        "extend": lambda number: DatasetStore().extend(columns),
+        "copy": copy,
+        "server": through_a_server,
+        "thousands": lambda number: in_thousands(DatasetStore()),
+    }
     one, many, plain, sent, here = interleave(
         contenders(calls), rounds=max(7, settings.rounds // 4), budget_seconds=settings.budget
     )
-    share, of_extend = plain.ratio(many), here.ratio(sent)
     return [
         Figure("append", "append, rows a second", 20_000 / one.median, "rows/s"),
         Figure("extend", "extend, rows a second", _ROWS / many.median, "rows/s"),
         Figure("extend-bytes", "extend, bandwidth", nbytes / many.median / 1e9, "GB/s"),
         Figure("copy-bytes", "NumPy copying the same arrays to allocated memory", nbytes / plain.median / 1e9, "GB/s"),
-        Figure("extend-share", "extend, share of NumPy's copy bandwidth", share[1], "", (share[0], share[2])),
+        figure_of("extend-share", "extend, share of NumPy's copy bandwidth", plain.ratio(many)),
         Figure("server", "extend through a StoreServer by 1,000 rows, rows a second", _ROWS / sent.median, "rows/s"),
-        Figure(
-            "server-share",
-            "StoreServer, share of the rate of extend in place",
-            of_extend[1],
-            "",
-            (of_extend[0], of_extend[2]),
-        ),
+        figure_of("server-share", "StoreServer, share of the rate of extend in place", here.ratio(sent)),
     ]
 
 
 def while_sampling(settings: Settings) -> list[Table]:
     """Batches drawn alone, between appends, and while a process or a thread appends without a pause."""
     folder, rows, title = dataset_folder(settings), _rows(2_000), "Batches B=32, S=64"
-    rounds = max(7, settings.rounds // 2)
 
     def store() -> DatasetStore:
         made = store_of(folder)
         made.extend(_columns(20_000))
         return made
 
-    def source(made: DatasetStore) -> BatchSource:
-        return BatchSource(made, 64, 32, dtypes=NARROW)
-
-    between = {every: _Between(store(), source, rows, every) for every in (0, 1_000, _APPENDS_A_BATCH)}
-    alternating = [
-        Contender("sampling alone", source(store()).__getitem__, "floor", multiple=128),
-        Contender(f"{_APPENDS_A_BATCH} appends alone", _Appends(store(), rows), multiple=128),
-        *(
-            Contender(f"between {_APPENDS_A_BATCH} appends, {_fresh(every)}", call, "ours", multiple=128)
-            for every, call in between.items()
-        ),
-    ]
+    calls = {
+        "sampling alone": _source(store()).__getitem__,
+        f"{_APPENDS_A_BATCH} appends alone": _appending(store(), rows),
+    }
+    for every in (0, 1_000, _APPENDS_A_BATCH):
+        seen = f"seen every {every} rows" if every else "not seen yet"
+        calls[f"between {_APPENDS_A_BATCH} appends, {seen}"] = _between(store(), rows, every)
+    floor, appends, *between = contenders(calls, first="floor", multiple=128)
+    alternating = [floor, appends, *(replace(one, kind="ours") for one in between)]
+    turns: dict[str, Any] = {"rounds": max(7, settings.rounds // 2)}
     notes = [f"Times include appending {_APPENDS_A_BATCH} rows of six columns before each batch."]
     name = f"{title}, alternating with appends by the same thread"
-    first = compare(settings, "appends", name, alternating, rounds=rounds, notes=notes)
-    with _process() as process, _thread(store(), rows) as thread:
+    first = compare(settings, "appends", name, alternating, **turns, notes=notes)
+    spawning = multiprocessing.get_context("spawn")
+    with _meanwhile(spawning, spawning.Process) as process, _meanwhile(threading, threading.Thread) as thread:
         beside = [
-            Contender("sampling alone", source(store()).__getitem__, "floor", wall=True, multiple=128),
-            Contender("while a process appends", source(store()).__getitem__, "ours", True, 0, 128, *process),
-            Contender("while a thread appends", source(store()).__getitem__, "ours", True, 0, 128, *thread),
+            Contender("sampling alone", _source(store()).__getitem__, "floor", wall=True, multiple=128),
+            Contender("while a process appends", _source(store()).__getitem__, "ours", True, 0, 128, *process),
+            Contender("while a thread appends", _source(store()).__getitem__, "ours", True, 0, 128, *thread),
         ]
         notes = [
             "Times are wall-clock times while another thread or process appends without pauses.",
             "An appending thread of the same process holds the interpreter lock (GIL), so sampling waits for the lock.",
         ]
         name = f"{title}, while another thread or process appends"
-        return [first, compare(settings, "appends-beside", name, beside, rounds=rounds, notes=notes)]
+        return [first, compare(settings, "appends-beside", name, beside, **turns, notes=notes)]
 
 
-def _fresh(every: int) -> str:
-    return f"seen every {every} rows" if every else "not seen yet"
+def _source(store: DatasetStore) -> BatchSource:
+    return BatchSource(store, 64, 32, dtypes=NARROW)
 
 
-class _Appends:
-    def __init__(self, store: DatasetStore, rows: list[dict[str, Any]]) -> None:
-        self.store, self._rows, self._next = store, rows, 0
+def _appending(store: DatasetStore, rows: list[dict[str, Any]]) -> Callable[[int], Any]:
+    """Appends some rows."""
+    following = cycle(rows)
 
-    def __call__(self, number: int) -> None:
-        append, rows = self.store.append, self._rows
-        for _ in range(_APPENDS_A_BATCH):
-            append(rows[self._next])
-            self._next = (self._next + 1) % len(rows)
+    def append(number: int) -> None:
+        for row in islice(following, _APPENDS_A_BATCH):
+            store.append(row)
+
+    return append
 
 
-class _Between:
+def _between(store: DatasetStore, rows: list[dict[str, Any]], every: int) -> Callable[[int], Any]:
     """Appends some rows, then draws a batch; the new rows are among those drawn from after every so many."""
+    append, source, since = _appending(store, rows), _source(store), 0
 
-    def __init__(
-        self,
-        store: DatasetStore,
-        make: Callable[[DatasetStore], BatchSource],
-        rows: list[dict[str, Any]],
-        every: int,
-    ) -> None:
-        self._appends = _Appends(store, rows)
-        self._source = make(store)
-        self._every, self._since = every, 0
+    def draw(number: int) -> Any:
+        nonlocal source, since
+        append(number)
+        since += _APPENDS_A_BATCH
+        if every and since >= every:
+            since, source = 0, source.with_snapshot(store.snapshot(), epoch_start=0)
+        return source[number]
 
-    def __call__(self, number: int) -> object:
-        self._appends(number)
-        self._since += _APPENDS_A_BATCH
-        if self._every and self._since >= self._every:
-            self._since = 0
-            snapshot = self._appends.store.snapshot()
-            self._source = self._source.with_snapshot(snapshot, epoch_start=0)
-        return self._source[number]
-
-
-_Hooks = tuple[Callable[[], None], Callable[[], None]]
+    return draw
 
 
 @contextmanager
-def _thread(store: DatasetStore, rows: list[dict[str, Any]]) -> Iterator[_Hooks]:
-    """Before and after a slice: let a thread append, and stop it."""
-    go, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        appends = _Appends(store, rows)
-        while not ended.is_set():
-            go.wait()
-            appends(0)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+def _meanwhile(of: Any, worker: Any) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """Before and after a slice: let a thread or a process append to a store of its own, and stop it."""
+    go, ready, ended = of.Event(), of.Event(), of.Event()
+    work = worker(target=_append, args=(go, ready, ended), daemon=True)
+    work.start()
+    ready.wait()
     try:
         yield go.set, go.clear
     finally:
         ended.set()
         go.set()
-        thread.join()
+        work.join()
 
 
-@contextmanager
-def _process() -> Iterator[_Hooks]:
-    """The same with a process, that appends to a store of its own."""
-    context = multiprocessing.get_context("spawn")
-    go, ready = context.Event(), context.Event()
-    process = context.Process(target=_append_for_ever, args=(go, ready), daemon=True)
-    process.start()
-    ready.wait()
-    try:
-        yield go.set, go.clear
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _append_for_ever(go: Any, ready: Any) -> None:
+def _append(go: Any, ready: Any, ended: Any) -> None:
     rows = _rows(2_000)
-    appends = _Appends(DatasetStore(), rows)
     ready.set()
-    while True:
-        go.wait()
-        if len(appends.store) > 1_000_000:
-            appends = _Appends(DatasetStore(), rows)
-        appends(0)
+    while not ended.is_set():
+        store = DatasetStore()
+        append = _appending(store, rows)
+        while len(store) < 1_000_000 and not ended.is_set():
+            go.wait()
+            append(0)
 
 
 # ---------------------------------------------------------------------- folders
@@ -249,12 +209,9 @@ def _appends(folder: Path, settings: Settings) -> list[Figure]:
     with DatasetStore.open(folder / "append", "a", sync="none") as store:
         calls = {"in memory": partial(append, memory), "on disk": partial(append, store)}
         one, other = interleave(contenders(calls), rounds=max(9, settings.rounds // 2), budget_seconds=settings.budget)
-    share = one.ratio(other)
     return [
         Figure("disk-append", "append to a folder, rows a second", len(rows) / other.median, "rows/s"),
-        Figure(
-            "disk-append-share", "append to a folder, share of the rate in memory", share[1], "", (share[0], share[2])
-        ),
+        figure_of("disk-append-share", "append to a folder, share of the rate in memory", one.ratio(other)),
     ]
 
 
@@ -274,7 +231,8 @@ def _flushes(folder: Path, settings: Settings) -> Figure:
             store.flush()
             shares.append((between - began) / (time.perf_counter() - between))
     os.close(file)
-    return _figure("disk-flush-share", "1,000 rows extended and flushed, rate beside a bare write and fsync", shares)
+    name = "1,000 rows extended and flushed, rate beside a bare write and fsync"
+    return figure_of("disk-flush-share", name, quartiles_of(shares))
 
 
 def _recovery(folder: Path, settings: Settings) -> Figure:
@@ -303,7 +261,8 @@ def _recovery(folder: Path, settings: Settings) -> Figure:
         _, once, whole = (_ended(partial(work, at)) for work in (left, read, opened))
         times.append(whole / once)
         shutil.rmtree(at)  # opening wrote the rows of the log to segments
-    return _figure("disk-recover", "a log of 100 MB recovered, relative to reading it once", times, " times")
+    name = "a log of 100 MB recovered, relative to reading it once"
+    return figure_of("disk-recover", name, quartiles_of(times), " times")
 
 
 def _ended(work: Callable[[], float]) -> float:
@@ -322,8 +281,3 @@ def _ended(work: Callable[[], float]) -> float:
     said = os.read(reading, 100)
     os.close(reading)
     return float(said)
-
-
-def _figure(key: str, name: str, values: Sequence[float], unit: str = "") -> Figure:
-    low, median, high = statistics.quantiles(values, n=4)
-    return Figure(key, name, median, unit, (low, high))

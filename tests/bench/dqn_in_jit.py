@@ -110,6 +110,30 @@ def on_device() -> Memory:
     return Memory(init, device.add, sample)
 
 
+def of_flashbax() -> Memory:
+    """flashbax's flat buffer, which stores pairs of rows."""
+    import flashbax
+
+    buffer = flashbax.make_flat_buffer(
+        max_length=CAPACITY,
+        min_length=LEARNING_STARTS,
+        sample_batch_size=BATCH_SIZE,
+        add_sequences=False,
+        add_batch_size=ENVIRONMENTS,
+    )
+
+    def sample(state: Any, number: Any, key: Any) -> Any:
+        pair = buffer.sample(state, key).experience
+        return {
+            **{name: pair.first[name] for name in ("observation", "action", "reward")},
+            "goes_on": pair.first["done"] != 1,
+            "next": pair.second["observation"],
+            "mask": pair.first["done"] != 2,
+        }
+
+    return Memory(lambda seed, row: buffer.init(row), buffer.add, sample)
+
+
 # ---------------------------------------------------------------------- the training
 
 Parameters = list[tuple[jax.Array, jax.Array]]

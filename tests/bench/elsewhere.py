@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import json
 import shutil
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from mouse_core.sampling import Blocks
 from mouse_core.store.disk.folder import Manifest, bare_schema, new_identity, write_manifest
 from mouse_core.store.disk.segments import write_segment
 from tests.bench import generate
+from tests.bench.child import ask
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -332,7 +332,7 @@ def _make_streams(stores: Path, tables: Iterable[pa.Table], rows: int, mosaic: s
         for number, table in enumerate(tables):
             pq.write_table(table, stores / "parquet" / f"{number:04d}.parquet")
     if mosaic is not None:
-        subprocess.run([mosaic, "-m", "tests.bench.mosaic", "write", str(stores / "mds"), str(rows)], check=True)
+        ask("mosaic", "write", stores / "mds", rows, python=mosaic)
 
 
 def _streams(served: Storage, stores: Path, cache: Path, mosaic: str | None) -> Iterator[tuple[str, dict[str, float]]]:
@@ -352,10 +352,7 @@ def _streams(served: Storage, stores: Path, cache: Path, mosaic: str | None) -> 
         yield "datasets", found | _sent(served.sent()[1] - before, delivered, seconds)
     if mosaic is not None:
         before = served.sent()[1]
-        command = [mosaic, "-m", "tests.bench.mosaic", "read", str(cache), served.endpoint]
-        said = json.loads(
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-        )
+        said = ask("mosaic", "read", cache, served.endpoint, python=mosaic)
         delivered, seconds = said.pop("delivered"), said.pop("seconds")
         yield "mosaic", said | _sent(served.sent()[1] - before, delivered, seconds)
 

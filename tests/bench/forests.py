@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,26 +24,24 @@ def tables(settings: Settings) -> list[Table]:
     together = _joined(rollouts)
     forest, root = _ours(rollouts), {"observation": rollouts[0]["observation"][0]}
     building: dict[str, Callable[[int], Any]] = {
-        "NumPy copying observations twice": lambda _: _copies(together),
+        "NumPy copying observations twice": lambda _: (
+            together["observation"].copy(),
+            together["next"]["observation"].copy(),
+        ),
         "mouse Forest, an episode at a time": lambda _: _ours(rollouts),
         "mouse Forest, all at once": lambda _: _ours([together]),
     }
     looking: dict[str, Callable[[int], Any]] = {"mouse Forest": lambda _: forest.get_tree(root)}
-    theirs = _torchrl(rollouts)
-    if theirs is not None:
-        build, look = theirs
+    with suppress(ImportError):
+        build, look = _torchrl(rollouts)
         filled = build()
         building["TorchRL MCTSForest, an episode at a time"] = lambda _: build()
         looking["TorchRL MCTSForest"] = lambda _: look(filled)
     what = f"{transitions:,} transitions, observations of {WIDTH} float32"
+    tree = f"Forests: the compact tree of {transitions // STARTS:,} transitions"
     return [
         compare(settings, "forest-build", f"Forests: {what}", contenders(building, first="floor")),
-        compare(
-            settings,
-            "forest-tree",
-            f"Forests: the compact tree of {transitions // STARTS:,} transitions",
-            contenders(looking),
-        ),
+        compare(settings, "forest-tree", tree, contenders(looking)),
     ]
 
 
@@ -60,20 +59,11 @@ def recorded(episodes: int) -> Rollouts:
     for number in range(episodes):
         seen = random.normal(size=(LENGTH + 1, WIDTH)).astype(np.float32)
         seen[0] = starts[number % STARTS]
-        done = np.zeros((LENGTH, 1), np.bool_)
-        done[-1] = True
-        rollouts.append(
-            {
-                "observation": seen[:-1],
-                "action": random.normal(size=(LENGTH, 2)).astype(np.float32),
-                "next": {
-                    "observation": seen[1:],
-                    "reward": np.ones((LENGTH, 1), np.float32),
-                    "done": done,
-                    "terminated": done,
-                },
-            }
-        )
+        done = np.arange(LENGTH)[:, None] == LENGTH - 1
+        reward = np.ones((LENGTH, 1), np.float32)
+        after = {"observation": seen[1:], "reward": reward, "done": done, "terminated": done}
+        action = random.normal(size=(LENGTH, 2)).astype(np.float32)
+        rollouts.append({"observation": seen[:-1], "action": action, "next": after})
     return rollouts
 
 
@@ -87,10 +77,6 @@ def _joined(rollouts: Rollouts) -> dict[str, Any]:
     }
 
 
-def _copies(rows: dict[str, Any]) -> Any:
-    return rows["observation"].copy(), rows["next"]["observation"].copy()
-
-
 def _ours(rollouts: Rollouts) -> Forest:
     forest = Forest()
     for rollout in rollouts:
@@ -98,22 +84,13 @@ def _ours(rollouts: Rollouts) -> Forest:
     return forest
 
 
-def _torchrl(rollouts: Rollouts) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    try:
-        import torch
-        from tensordict import TensorDict
+def _torchrl(rollouts: Rollouts) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    from tensordict import TensorDict
 
-        logging.getLogger("torchrl").setLevel(logging.ERROR)
-        from torchrl.data import MCTSForest
-    except ImportError:
-        return None
+    logging.getLogger("torchrl").setLevel(logging.ERROR)
+    from torchrl.data import MCTSForest
 
-    def tensors(rows: dict[str, Any]) -> Any:
-        return {
-            name: tensors(child) if isinstance(child, dict) else torch.from_numpy(child) for name, child in rows.items()
-        }
-
-    given = [TensorDict(tensors(rollout), [LENGTH]) for rollout in rollouts]
+    given = [TensorDict(rollout, [LENGTH]) for rollout in rollouts]
 
     def build() -> Any:
         forest = MCTSForest(max_size=LENGTH * len(rollouts) + 1)

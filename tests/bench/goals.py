@@ -71,6 +71,10 @@ def goals(cores: int) -> Iterator[Goal]:
     yield from _replay_goals()
     for place, where in (("on-device", "on the device"), ("on-device-gpu", "on a GPU")):
         yield from _device_goals(place, where)
+    for key, work in (("state", "state, B=256, S=64"), ("images", "raw images 84x84, B=32, S=64")):
+        wanted = "at least 0.9 of a plain pinned copy, host to device"
+        yield Goal(f"on a GPU, {work}", wanted, _figure(f"gpu-{key}-copy"), 0.9, "")
+        yield Goal(f"on a GPU, {work}", "waits at most 1% of steps of 5 ms", _figure(f"gpu-{key}-waiting"), 1, "%")
     for key, work, limit in (("maps-insert", "inserted", 5), ("maps-lookup", "looked up", 10)):
         yield _faster(key, f"maps: a million observations {work}", "TorchRL", limit, "mouse")
     for name in ("NumPy", "NumPy, with truncation"):

@@ -1,90 +1,61 @@
-"""What reaches a GPU, and how long training waits for it: python -m tests.bench.gpu.
+"""What reaches a GPU, and how long training waits for it.
 
 Two kinds of batches, state and raw images, go through `mouse_torch.PrefetchBatchifier(device="cuda")`. The copy of a
 batch to the device is compared with a plain copy of as many pinned bytes beside it, and a step that keeps the device
-busy for 5 ms is taken with batches from the loader and with one that lies there already. Written to
-docs/benchmarks-gpu.md.
+busy for 5 ms is taken with batches from the loader and with one that lies there already.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mouse_core import DatasetStore
-from tests.bench import generate
-from tests.bench.measuring import machine
+import torch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from mouse_torch import PrefetchBatchifier
+from tests.bench import generate
+from tests.bench.results import Figure, Settings
+from tests.bench.workloads import dataset_folder, store_of
+
 _ROUNDS = 15
 _COPIES = 20
 _STEPS = 200
 _STEP_SECONDS = 0.005
+_WORKERS = 2
 
 
-def main() -> None:
-    """Measure, print, and write the page."""
-    import torch
-
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--workers", type=int, default=2, help="num_workers of the loader")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks-gpu.md")
-    chosen = parser.parse_args()
+def figures(settings: Settings) -> list[Figure]:
+    """Copies, waiting and throughput of both kinds of batches; nothing where there is no CUDA device."""
     if not torch.cuda.is_available():
-        sys.exit("no CUDA device here; nothing was measured")
-    folder = Path(tempfile.mkdtemp(prefix="mouse-gpu-"))
-    try:
-        lines = [
-            *_lines("state, B=256, S=64", generate.STATE, 500_000, 256, folder, chosen.workers),
-            *_lines("raw images 84x84, B=32, S=64", generate.raw_images(84, 84), 20_000, 32, folder, chosen.workers),
-        ]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    page = _page(lines, chosen.workers)
-    print(page)
-    chosen.out.write_text(page, encoding="utf-8")
-
-
-def _lines(title: str, kind: generate.Kind, rows: int, batch_size: int, folder: Path, workers: int) -> list[str]:
-    """Rows of the table for one kind of data."""
-    import datasets
-    import torch
-
-    from mouse_torch import PrefetchBatchifier
-
-    data = folder / title.split(",")[0].replace(" ", "-")
-    generate.write(kind, data, rows)
-    store = DatasetStore().from_dataset(datasets.load_from_disk(str(data)))
-    device = torch.device("cuda")
-    with PrefetchBatchifier(store, 64, batch_size, num_workers=workers, device=device) as loader:
-        batch = loader.next_batch()
-        nbytes = loader.source.layout(batch_size, stored=True).nbytes
-        loader_copy, plain_copy = _bandwidths(nbytes, device)
-        delivered = _delivered(loader, nbytes)
-        step = _busy_step(device)
-        fed, alone = _steps(loader.next_batch, step), _steps(lambda: batch, step)
-    waiting = max(0.0, 1 - alone / fed)
+        return []
     return [
-        f"| {title} | host to device, of a plain pinned copy | at least 90% | {loader_copy / plain_copy:.0%} "
-        f"({loader_copy / 1e9:.1f} of {plain_copy / 1e9:.1f} GB/s) | {_yes(loader_copy >= 0.9 * plain_copy)} |",
-        f"| {title} | waiting in steps of 5 ms | under 1% | {waiting:.2%} "
-        f"({1e3 * fed:.3f} beside {1e3 * alone:.3f} ms) "
-        f"| {_yes(waiting < 0.01)} |",
-        f"| {title} | as fast as they come | | {delivered / 1e9:.1f} GB/s, {delivered / nbytes:,.0f} batches/s | |",
+        *_figures(settings, "state", "state, B=256, S=64", generate.STATE, 500_000, 256),
+        *_figures(settings, "images", "raw images 84x84, B=32, S=64", generate.raw_images(84, 84), 20_000, 32),
     ]
+
+
+def _figures(
+    settings: Settings, key: str, title: str, kind: generate.Kind, rows: int, batch_size: int
+) -> Iterator[Figure]:
+    store, device = store_of(dataset_folder(settings, kind, rows)), torch.device("cuda")
+    with PrefetchBatchifier(store, 64, batch_size, num_workers=_WORKERS, device=device) as loader:
+        batch, nbytes = loader.next_batch(), loader.source.layout(batch_size, stored=True).nbytes
+        loader_copy, plain_copy = _bandwidths(nbytes, device)
+        delivered, step = _delivered(loader, nbytes), _busy_step(device)
+        fed, alone = _steps(loader.next_batch, step), _steps(lambda: batch, step)
+    for name, said, value, unit in (
+        ("plain", "a plain copy of pinned memory", plain_copy / 1e9, "GB/s"),
+        ("copy", "host to device, of a plain pinned copy", loader_copy / plain_copy, ""),
+        ("waiting", "waiting in steps of 5 ms", 100 * max(0.0, 1 - alone / fed), "%"),
+        ("delivered", "as fast as they come", delivered / 1e9, "GB/s"),
+    ):
+        yield Figure(f"gpu-{key}-{name}", f"on a GPU, {title}: {said}", value, unit)
 
 
 def _bandwidths(nbytes: int, device: Any) -> tuple[float, float]:
     """Bytes a second of a copy as the loader makes it, and into memory that is there, in turns; medians."""
-    import torch
-
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(nbytes, dtype=torch.uint8, device=device)
     stream = torch.cuda.Stream(device)
@@ -109,8 +80,6 @@ def _bandwidths(nbytes: int, device: Any) -> tuple[float, float]:
 
 def _delivered(loader: Any, nbytes: int) -> float:
     """Bytes a second, in their stored dtypes, if nothing is done with the batches."""
-    import torch
-
     for _ in range(8):
         loader.next_batch()
     torch.cuda.synchronize()
@@ -123,8 +92,6 @@ def _delivered(loader: Any, nbytes: int) -> float:
 
 def _busy_step(device: Any) -> Callable[[Any], None]:
     """A step that keeps the device busy for about 5 ms, and reads something of the batch."""
-    import torch
-
     left = torch.randn(2048, 2048, device=device)
     out = torch.empty_like(left)
 
@@ -149,8 +116,6 @@ def _busy_step(device: Any) -> Callable[[Any], None]:
 
 def _steps(next_batch: Callable[[], Any], step: Callable[[Any], None]) -> float:
     """Seconds a step, one after the other; each waits for the device, as a loop that logs its loss does."""
-    import torch
-
     for _ in range(8):
         step(next_batch())
     torch.cuda.synchronize()
@@ -159,28 +124,3 @@ def _steps(next_batch: Callable[[], Any], step: Callable[[Any], None]) -> float:
         step(next_batch())
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / _STEPS
-
-
-def _yes(met: bool) -> str:
-    return "yes" if met else "**no**"
-
-
-def _page(lines: list[str], workers: int) -> str:
-    import torch
-
-    about = " · ".join(f"{name}: {value}" for name, value in machine().items())
-    head = [
-        "# Benchmarks on a GPU",
-        "",
-        f"{torch.cuda.get_device_name()} · CUDA {torch.version.cuda} · torch {torch.__version__} · {about}",
-        "",
-        f'Written by `python -m tests.bench.gpu`; `PrefetchBatchifier(device="cuda", num_workers={workers})`.',
-        "",
-        "| work | what | goal | found | met |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    return "\n".join([*head, *lines, ""])
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,29 +46,36 @@ def read(path: Path = HISTORY) -> list[dict[str, Any]]:
 
 def draw(path: Path, lines: list[dict[str, Any]]) -> None:
     """A row for each goal with a dot for each of the last runs: the darker, the later; right of 1 a goal is missed."""
+    shown, names = lines[-RUNS:], list(reversed(lines[-1]["shares"]))
+    with panels(path, "found, in units of the limit (left of 1: met)", [0.17 * len(names) + 0.8]) as (panel,):
+        for age, line in enumerate(reversed(shown)):
+            known = [(line["shares"][name], place) for place, name in enumerate(names) if name in line["shares"]]
+            how = {"label": f"{line['date']} {line['commit']}", "c": [0.95 - 0.7 * age / RUNS] * len(known)}
+            panel.scatter(*zip(*known, strict=True), s=14, cmap="Greens", vmin=0, vmax=1, zorder=RUNS - age, **how)
+        panel.axvline(1, color="#7a8a99", linewidth=0.8, linestyle="--", zorder=0)
+        panel.set_ylim(-1, len(names))
+        panel.set_yticks(range(len(names)), names, fontsize=5)
+        panel.grid(axis="y", linewidth=0.2)
+        panel.legend(fontsize=6, loc="lower left")
+
+
+@contextmanager
+def panels(path: Path, label: str, inches: Sequence[float]) -> Iterator[Sequence[Any]]:
+    """Panels with logarithmic axes, one below the other, so high each, which are written to a file at the end."""
     import matplotlib
 
     matplotlib.use("agg")
     matplotlib.rcParams |= {"svg.hashsalt": "benchmarks", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    shown, names = lines[-RUNS:], list(reversed(lines[-1]["shares"]))
-    figure, panel = pyplot.subplots(figsize=(9, 0.17 * len(names) + 0.8))
-    shades = pyplot.get_cmap("Greens")
-    for age, line in enumerate(reversed(shown)):
-        known = [(line["shares"][name], place) for place, name in enumerate(names) if name in line["shares"]]
-        colour, label = shades(0.95 - 0.7 * age / RUNS), f"{line['date']} {line['commit']}"
-        panel.scatter(*zip(*known, strict=True), s=14, color=[colour], label=label, zorder=RUNS - age)
-    panel.axvline(1, color="#7a8a99", linewidth=0.8, linestyle="--", zorder=0)
-    panel.set_xscale("log")
-    panel.set_ylim(-1, len(names))
-    panel.set_yticks(range(len(names)), names, fontsize=5)
-    panel.tick_params(axis="x", labelsize=7)
-    panel.set_xlabel("found, in units of the limit (left of 1: met)", fontsize=7)
-    panel.grid(axis="y", linewidth=0.2)
-    panel.legend(fontsize=6, loc="lower left")
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    figure, grid = pyplot.subplots(len(inches), 1, figsize=(9, sum(inches)), height_ratios=inches, squeeze=False)
+    every = grid[:, 0]
+    for panel in every:
+        panel.set_xscale("log")
+        panel.tick_params(axis="x", labelsize=7)
+        panel.spines[["top", "right"]].set_visible(False)
+    yield every
+    every[-1].set_xlabel(label, fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

@@ -9,24 +9,22 @@ installed. Figures are medians of the rounds, ratios of those within a round.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from tests.bench import generate
+from tests.bench.child import ask
+from tests.bench.measuring import Contender, interleave, quartiles_of
 from tests.bench.pages import drop, long_reads, random_reads, read_whole
-from tests.bench.results import Figure
-from tests.limited import can_limit, run_limited
+from tests.bench.results import Figure, figure_of
 
 _LENGTH, _BATCH = 64, 32
 _SECONDS, _WARM, _DISK = 5.0, 5.0, 2.0
@@ -54,11 +52,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16_000_000, help="steps of six columns, 180 bytes each")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how many ({_ROUNDS})")
     parser.add_argument("--lance", help="a Python that has Lance, to measure its take beside ours")
-    parser.add_argument("--child", choices=_CHILDREN, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.child is not None:
-        print(json.dumps(_CHILDREN[chosen.child](chosen.data)))
-        return
     for figure in figures(chosen.data, chosen.rows, chosen.lance, chosen.rounds):
         print(f"{figure.name:70s} {figure.value:10.2f} {figure.unit}")
 
@@ -71,9 +65,9 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
     peers = [name for name in _PEERS if name == "memmap" or find_spec(name) is not None]
     pythons = dict.fromkeys([*_WAYS, *peers], sys.executable)
     for peer in ("arrays", *(["torchrl"] if "torchrl" in peers else [])):
-        _child(sys.executable, f"write-{peer}", data, 0)
+        ask("larger", "measured", f"write-{peer}", data)
     if lance is not None:
-        _child(lance, "write-lance", data, 0)
+        ask("larger", "measured", "write-lance", data, python=lance)
         pythons["lance"] = lance
     found: list[dict[str, float]] = []
     for _ in range(rounds):
@@ -84,12 +78,13 @@ def figures(data: Path, rows: int, lance: str | None = None, rounds: int = _ROUN
             drop(_others(folder), "*/*")
             nbytes = sum(file.stat().st_size for file in folder.glob("*.arrow"))
             try:
-                one |= {f"{way}-{name}": value for name, value in _child(python, way, folder, nbytes // 3).items()}
+                made = ask("larger", "measured", way, folder, python=python, nbytes=nbytes // 3)
+                one |= {f"{way}-{name}": value for name, value in made.items()}
             except AssertionError:
                 if way not in _PEERS:
                     raise
                 print(f"{_PEERS[way]}: ended, perhaps as the memory was too little for it", file=sys.stderr)
-        one |= _child(sys.executable, "cached", data, 0)
+        one |= ask("larger", "measured", "cached", data)
         drop(images)
         one["disk"], one["disk-slowest"] = random_reads(data, _DISK)
         one["disk-long"] = long_reads(images, _DISK)
@@ -109,13 +104,14 @@ def _of_each(found: Sequence[dict[str, float]], ways: Sequence[str]) -> list[Fig
             values = [one[f"{way}-{end}"] for one in found if f"{way}-{end}" in one]
             if not values:
                 continue
-            made.append(_figure(key if end == "batches" else f"{key}-{end}", name + what, values, unit))
+            whole = key if end == "batches" else f"{key}-{end}"
+            made.append(figure_of(whole, name + what, quartiles_of(values), unit))
     for key, name, scale, unit in (
         ("disk", "the disk: random reads of 4 KB, 32 at a time", 1e6, "MB/s"),
         ("disk-slowest", "the disk: the slowest of 1,000 of these", 1, "ms"),
         ("disk-long", "the disk: files from beginning to end", 1e6, "MB/s"),
     ):
-        made.append(_figure(f"larger-{key}", name, [one[key] / scale for one in found], unit))
+        made.append(figure_of(f"larger-{key}", name, quartiles_of([one[key] for one in found]), unit, 1 / scale))
     return made
 
 
@@ -142,24 +138,13 @@ def _ratios(found: Sequence[dict[str, float]]) -> list[Figure]:
         ),
     ):
         values = [one[over] / one[under] for one in found if under in one]
-        made += [_figure(f"larger-{key}", name, values, "times")] if values else []
+        made += [figure_of(f"larger-{key}", name, quartiles_of(values), "times")] if values else []
     return made
 
 
-def _figure(key: str, name: str, values: Sequence[float], unit: str) -> Figure:
-    low, high = np.percentile(values, [25, 75]).tolist()
-    return Figure(key, name, median(values), unit, (low, high))
-
-
-def _child(python: str, way: str, data: Path, limit: int) -> dict[str, float]:
-    """What a process finds that has so many bytes of memory; 0: as many as there are."""
-    command = [python, "-m", "tests.bench.larger", "--child", way, "--data", str(data)]
-    if limit and can_limit():
-        said = run_limited(command, limit)
-    else:
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, float] = json.loads(said.splitlines()[-1])
-    return found
+def measured(way: str, data: str) -> dict[str, float]:
+    """What one of them finds, in a process of its own."""
+    return _CHILDREN[way](Path(data))
 
 
 def _ours(data: Path, way: str) -> dict[str, float]:
@@ -171,7 +156,7 @@ def _ours(data: Path, way: str) -> dict[str, float]:
     sampling = "blocks" if way == "blocks" else "random"
     dtypes = {"obs_image": "uint8"} if way == "images" else {"obs_continuous": "float32"}
     source = BatchSource(store, _LENGTH, _BATCH, sampling, seed=7, dtypes=dtypes)
-    return _measured(lambda index: sum(values.nbytes for values in source[index].values()))
+    return _timed(lambda index: sum(values.nbytes for values in source[index].values()))
 
 
 def _never_looking() -> Any:
@@ -184,7 +169,6 @@ def _never_looking() -> Any:
 def _cached(data: Path) -> dict[str, float]:
     """Seconds that batches take whose rows are all in memory, and of a source that never looks whether they are."""
     from mouse_core import BatchSource, DatasetStore
-    from tests.bench.measuring import Contender, interleave
 
     def batches(source: BatchSource) -> Callable[[int], None]:
         begun = iter(range(0, 1 << 30, _COUNTED))
@@ -212,12 +196,12 @@ def _lance(data: Path) -> dict[str, float]:
 
     drop(data / "rows.lance", "**/*")
     dataset = lance.dataset(str(data / "rows.lance"))
-    return _measured(_taken(dataset.count_rows(), lambda rows: int(dataset.take(rows).nbytes)))
+    return _timed(_taken(dataset.count_rows(), lambda rows: int(dataset.take(rows).nbytes)))
 
 
 def _memmap(data: Path) -> dict[str, float]:
     arrays = [np.load(file, mmap_mode="r") for file in sorted((_others(data) / "arrays").glob("*.npy"))]
-    return _measured(_taken(len(arrays[0]), lambda rows: sum(array[rows].nbytes for array in arrays)))
+    return _timed(_taken(len(arrays[0]), lambda rows: sum(array[rows].nbytes for array in arrays)))
 
 
 def _torchrl(data: Path) -> dict[str, float]:
@@ -227,7 +211,7 @@ def _torchrl(data: Path) -> dict[str, float]:
 
     # `LazyMemmapStorage.loads` would copy all of it into memory.
     storage = TensorStorage(TensorDict.load_memmap(_others(data) / "torchrl"))
-    return _measured(_taken(len(storage), lambda rows: storage.get(torch.from_numpy(rows)).bytes()))
+    return _timed(_taken(len(storage), lambda rows: storage.get(torch.from_numpy(rows)).bytes()))
 
 
 def _write_torchrl(data: Path) -> dict[str, float]:
@@ -256,7 +240,7 @@ def _datasets(data: Path) -> dict[str, float]:
     def nbytes(indices: Any) -> int:
         return sum(column.nbytes for column in rows.select(indices)[:].values())
 
-    return _measured(_taken(len(rows), nbytes))
+    return _timed(_taken(len(rows), nbytes))
 
 
 def _others(data: Path) -> Path:
@@ -315,7 +299,7 @@ _CHILDREN |= {"cached": _cached, "lance": _lance, "write-lance": _write_lance, "
 _CHILDREN |= {"memmap": _memmap, "torchrl": _torchrl, "write-torchrl": _write_torchrl, "datasets": _datasets}
 
 
-def _measured(take: Callable[[int], int]) -> dict[str, float]:
+def _timed(take: Callable[[int], int]) -> dict[str, float]:
     """How fast batches come, after some, and what is read from disks for them."""
     index, end = 0, time.perf_counter() + _WARM
     while time.perf_counter() < end:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from tests.bench.measuring import Contender, Timing, interleave, private_memory, steady
-from tests.bench.results import Figure, Settings, Table, table_of
+from tests.bench.child import ask
+from tests.bench.measuring import Contender, Timing, interleave, private_memory, quartiles_of, steady
+from tests.bench.results import Figure, Settings, Table, figure_of, table_of
 from tests.bench.workloads import NARROW, dataset_folder, store_of
 
 PACKAGES = {"NumPy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "torch"), "JAX": ("mouse_jax", "jax")}
@@ -68,9 +65,7 @@ def _overhead(settings: Settings, framework: str) -> list[Table | Figure]:
 
 
 def _added(key: str, name: str, loader: Timing, source: Timing) -> Figure:
-    difference = Timing(loader.contender, loader.seconds - source.seconds, loader.wall).quartiles
-    low, middle, high = (1e6 * value for value in difference)
-    return Figure(key, name, middle, "us a batch", (low, high))
+    return figure_of(key, name, quartiles_of(loader.seconds - source.seconds), "us a batch", 1e6)
 
 
 # ---------------------------------------------------------------------- in a fresh process
@@ -81,7 +76,7 @@ def in_fresh_processes(settings: Settings) -> list[Figure]:
     folder, batches = dataset_folder(settings), 1_000 if settings.quick else 10_000
     figures = []
     for framework in frameworks():
-        found = fresh_report(folder, framework, batches)
+        found = ask("loaders", "report", folder, framework, batches)
         figures += [
             Figure(f"{name}-{framework.lower()}", f"{framework}: {said}", found[name], unit)
             for name, said, unit in (
@@ -94,21 +89,13 @@ def in_fresh_processes(settings: Settings) -> list[Figure]:
     return figures
 
 
-def fresh_report(folder: Path, framework: str, batches: int) -> dict[str, float]:
-    """What `report` finds in a process that does nothing else."""
-    command = [sys.executable, "-m", "tests.bench.loaders", str(folder), framework, str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def report(folder: Path, framework: str, batches: int) -> dict[str, float]:
+def report(folder: str, framework: str, batches: int) -> dict[str, float]:
     """Seconds to open the dataset and to its first batch; megabytes of private memory."""
     import datasets
 
     package = importlib.import_module(PACKAGES[framework][0])
     began = time.perf_counter()
-    dataset = datasets.load_from_disk(str(folder))
+    dataset = datasets.load_from_disk(folder)
     opened = time.perf_counter()
     store = DatasetStore().from_dataset(dataset)
     gc.collect()
@@ -132,7 +119,3 @@ def report(folder: Path, framework: str, batches: int) -> dict[str, float]:
         "growth": (highest - settled) / 1e6,
         "allowed": (4 * nbytes * 1.5 + 50e6) / 1e6,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(report(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))

@@ -102,7 +102,7 @@ class Timing:
     @property
     def quartiles(self) -> tuple[float, float, float]:
         """Lower quartile, median and upper quartile of the seconds per batch."""
-        return _quartiles(self.seconds)
+        return quartiles_of(self.seconds)
 
     @property
     def median(self) -> float:
@@ -111,7 +111,7 @@ class Timing:
 
     def ratio(self, other: Timing) -> tuple[float, float, float]:
         """Return the quartiles over rounds of the ratio of this contender's time to the time of ``other``."""
-        return _quartiles(self.seconds / other.seconds)
+        return quartiles_of(self.seconds / other.seconds)
 
 
 @dataclass
@@ -203,11 +203,10 @@ def _padded(values: list[float], rounds: int) -> npt.NDArray[np.float64]:
     return np.array(values + [math.nan] * (rounds - len(values)))
 
 
-def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return math.nan, math.nan, math.nan
-    low, middle, high = np.percentile(known, [25, 50, 75]).tolist()
+def quartiles_of(values: npt.ArrayLike) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of the values that are not NaN."""
+    known = np.asarray(values)[~np.isnan(values)]
+    low, middle, high = np.percentile(known, [25, 50, 75]).tolist() if len(known) else [math.nan] * 3
     return low, middle, high
 
 

@@ -43,6 +43,12 @@ def chunks(count: int) -> Iterator[Rows]:
         yield make_rows(min(_CHUNK, count - first), first=first)
 
 
+def small_rows(count: int) -> dict[str, npt.NDArray[Any]]:
+    """Rows as devices have them: an observation of 8 numbers, reward, action and done."""
+    rows = make_rows(count, widths={"obs": 8, "reward": 0})
+    return {**rows, "action": np.zeros(count, np.int32), "done": rows["done"] > 0}
+
+
 def priorities(rows: int) -> npt.NDArray[np.float64]:
     """One for each row."""
     return np.abs(np.random.default_rng(3).standard_normal(rows)) + 0.01

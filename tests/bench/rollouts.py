@@ -18,33 +18,27 @@ _GAMMA, _LAM = 0.99, 0.95
 
 
 def tables(settings: Settings) -> list[Table]:
-    """Both tables."""
-    return [_returns(settings), _mini_batches(settings)]
-
-
-def _returns(settings: Settings) -> Table:
-    """``compute_returns`` of 24 steps of 4,096 environments, normalised."""
-    random = np.random.default_rng(0)
-    last = random.normal(size=(ENVS, 1)).astype(np.float32)
+    """``compute_returns`` of 24 steps of 4,096 environments, and one epoch of four mini-batches of all rows."""
+    last = np.random.default_rng(0).normal(size=(ENVS, 1)).astype(np.float32)
     storage = _filled(RolloutStorage, np.asarray)
     time_outs, finals = storage.dones != 0, storage.values + 1.0
+    copied = {name: np.empty_like(storage[name]) for name in ("rewards", "values", "dones")}
+
+    def copy(number: int) -> None:
+        for name, target in copied.items():
+            np.copyto(target, storage[name])
+
     calls: dict[str, Callable[[int], Any]] = {
-        "NumPy copying rewards, values and dones": _copying(storage),
+        "NumPy copying rewards, values and dones": copy,
         "mouse, NumPy": lambda number: storage.compute_returns(last, _GAMMA, _LAM),
         "mouse, NumPy, with truncation": lambda number: storage.compute_returns(
             last, _GAMMA, _LAM, time_outs=time_outs, final_values=finals
         ),
     }
     of = [*contenders(calls, first="floor"), *_in_torch(last), *_in_jax(last)]
-    return compare(settings, "rollout-returns", f"Returns of a rollout, T={STEPS}, N={ENVS:,}", of)
-
-
-def _mini_batches(settings: Settings) -> Table:
-    """One epoch of four mini-batches of all rows."""
-    storage = _filled(RolloutStorage, np.asarray)
-    storage.compute_returns(np.zeros(ENVS), _GAMMA, _LAM)
-    random = np.random.default_rng(0)
-    flat = [storage[name].reshape(STEPS * ENVS, -1) for name in storage.spec]
+    what = f"T={STEPS}, N={ENVS:,}"
+    returns = compare(settings, "rollout-returns", f"Returns of a rollout, {what}", of)
+    random, flat = np.random.default_rng(0), [storage[name].reshape(STEPS * ENVS, -1) for name in storage.spec]
 
     def gather(number: int) -> None:
         order = random.permutation(STEPS * ENVS)
@@ -57,9 +51,8 @@ def _mini_batches(settings: Settings) -> Table:
             pass
 
     calls = {"NumPy: a permutation, and the same rows taken": gather, "mouse mini_batch_generator": epoch}
-    title = f"Rollout, T={STEPS}, N={ENVS:,}: an epoch of {_PARTS} mini-batches"
-    of = contenders(calls, first="floor")
-    return compare(settings, "rollout-batches", title, of, units=STEPS * ENVS, unit="rows")
+    of, title = contenders(calls, first="floor"), f"Rollout, {what}: an epoch of {_PARTS} mini-batches"
+    return [returns, compare(settings, "rollout-batches", title, of, units=STEPS * ENVS, unit="rows")]
 
 
 def _filled(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Any:
@@ -84,16 +77,6 @@ def _filled(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Any:
             )
         )
     return storage
-
-
-def _copying(storage: RolloutStorage) -> Callable[[int], None]:
-    targets = {name: np.empty_like(storage[name]) for name in ("rewards", "values", "dones")}
-
-    def copy(number: int) -> None:
-        for name, target in targets.items():
-            np.copyto(target, storage[name])
-
-    return copy
 
 
 def _in_torch(last: np.ndarray[Any, Any]) -> list[Contender]:

@@ -17,15 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mouse_core import BatchSource, DatasetStore
 from tests.bench import elsewhere, generate, larger
+from tests.bench.child import ask
 from tests.bench.floor import check_floor, floor, floor_name, pieces
-from tests.bench.loaders import fresh_report
-from tests.bench.measuring import interleave, machine
+from tests.bench.measuring import interleave, machine, quartiles_of
 from tests.bench.pages import drop, read_whole
-from tests.bench.results import Figure, Results, Table, contenders, table_of
+from tests.bench.results import Figure, Results, Table, contenders, figure_of, table_of
 from tests.bench.show import page, picture, show, show_goals
 from tests.bench.workloads import NARROW
 
@@ -159,17 +157,18 @@ def _cold(data: Path, size: Size) -> list[Figure]:
         for index in range(first_of_turn, first_of_turn + _TOGETHER):
             source[index]
         seconds.append((time.perf_counter() - began) / _TOGETHER)
-    low, middle, high = (1e3 * value for value in np.percentile(seconds, [25, 50, 75]).tolist())
     return [
         Figure(f"{size.key}-cold-first", f"{size.rows:,} steps, cold: from_dataset to the first batch", first, "s"),
-        Figure(f"{size.key}-cold", f"{size.rows:,} steps, cold: a batch B=32, S=64", middle, "ms", (low, high)),
+        figure_of(
+            f"{size.key}-cold", f"{size.rows:,} steps, cold: a batch B=32, S=64", quartiles_of(seconds), "ms", 1e3
+        ),
     ]
 
 
 def _first(data: Path, size: Size) -> list[Figure]:
     """The first batch in a fresh process, with pages cached, and its private memory."""
     read_whole(data)
-    found = fresh_report(data, "NumPy", 1_000)
+    found = ask("loaders", "report", data, "NumPy", 1_000)
     key, name = "scale" if size.files > 1 else size.key, f"{size.rows:,} steps"
     return [
         Figure(f"{key}-{what}", f"{name}: {said}", found[what], unit)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.goals import SCALES, goals
+from tests.bench.history import panels
 from tests.bench.results import Figure, Quartiles, Results, Row, Table
 
 _GOAL_HEAD = ("work", "goal", "found", "met")
@@ -140,31 +141,15 @@ def picture(results: Results, path: Path) -> None:
     tables = [table for table in results.tables if table.nbytes and any(row.kind == "peer" for row in table.rows)]
     if not tables:
         return
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
-    from matplotlib import pyplot
-
-    heights = [len(table.rows) for table in tables]
-    figure, panels = pyplot.subplots(
-        len(tables), 1, figsize=(9, 0.26 * sum(heights) + 0.75 * len(tables)), height_ratios=heights, squeeze=False
-    )
     colours = {"floor": "#7a8a99", "ours": "#2a9d5c", "peer": "#c9a26b"}
-    for panel, table in zip(panels[:, 0], tables, strict=True):
-        rows = list(reversed(table.rows))
-        ratios = [row.ratio[1] for row in rows]
-        panel.barh([row.name for row in rows], ratios, color=[colours[row.kind] for row in rows])
-        panel.set_xscale("log")
-        panel.set_xlim(0.5, max(ratios) * 3)
-        panel.set_title(table.title, loc="left", fontsize=9)
-        panel.tick_params(labelsize=7)
-        for place, ratio in enumerate(ratios):
-            panel.text(ratio * 1.08, place, number(ratio), va="center", fontsize=7)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    panels[-1, 0].set_xlabel("times the floor (logarithmic)", fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    inches = [0.26 * len(table.rows) + 0.75 for table in tables]
+    with panels(path, "times the floor (logarithmic)", inches) as drawn:
+        for panel, table in zip(drawn, tables, strict=True):
+            rows = list(reversed(table.rows))
+            ratios = [row.ratio[1] for row in rows]
+            panel.barh([row.name for row in rows], ratios, color=[colours[row.kind] for row in rows])
+            panel.set_xlim(0.5, max(ratios) * 3)
+            panel.set_title(table.title, loc="left", fontsize=9)
+            panel.tick_params(axis="y", labelsize=7)
+            for place, ratio in enumerate(ratios):
+                panel.text(ratio * 1.08, place, number(ratio), va="center", fontsize=7)

@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +24,8 @@ import pyarrow.parquet as pq
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.formats.lerobot import write_lerobot
+from tests.bench.child import ask
+from tests.bench.measuring import private_memory
 from tests.bench.video import asked, rows
 
 VIDEOS, WINDOWS = 300, 3_200
@@ -33,13 +33,7 @@ WRITTEN, COPIES = 500, 200
 _IMAGES = "video:h264:gop=2:crf=30:preset=ultrafast"
 
 
-def anonymous() -> float:
-    """Memory of this process that no file holds, in MB; Linux says it."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Anonymous"))
-
-
-def grown(folder: Path) -> float:
+def grown(folder: str) -> float:
     """By how much memory grows while windows are read."""
     store = DatasetStore.open(folder, final="drop")
     source = BatchSource(
@@ -47,14 +41,14 @@ def grown(folder: Path) -> float:
     )
     source[0]
     gc.collect()
-    before = anonymous()
+    before = private_memory() or 0
     for index in range(1, 1 + WINDOWS // 8):
         source[index]
     gc.collect()
-    return anonymous() - before
+    return ((private_memory() or 0) - before) / 2**20
 
 
-def opened(folder: Path) -> list[float]:
+def opened(folder: str) -> list[float]:
     """Seconds that opening takes, and opening again."""
     found = []
     for _ in range(2):
@@ -63,12 +57,6 @@ def opened(folder: Path) -> list[float]:
         found.append(time.perf_counter() - began)
         assert len(store) == 2 * WRITTEN * COPIES
     return found
-
-
-def elsewhere(work: Callable[[Path], Any], folder: Path) -> Any:
-    """What ``work`` gives in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, (folder,))
 
 
 def make_videos(folder: Path) -> None:
@@ -127,7 +115,7 @@ def main() -> None:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             make(folder)
-    ours = elsewhere(grown, videos)
+    ours = ask("video_folders", "grown", videos)
     print(f"memory grows by {ours:.0f} MB while {WINDOWS:,} windows of {VIDEOS} videos are read", flush=True)
     with asked(chosen.peers, videos, "memory") as others:
         if others:
@@ -136,7 +124,7 @@ def main() -> None:
     for kept in episodes.rglob("*.index.arrow"):
         kept.unlink()
     for when in ("the first time", "after that"):
-        times = np.array(elsewhere(opened, episodes))
+        times = np.array(ask("video_folders", "opened", episodes))
         print(f"{WRITTEN * COPIES:,} episodes, {when}: {times[0]:.2f} s, once more {times[1]:.3f} s", flush=True)
 
 
