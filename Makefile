@@ -57,7 +57,7 @@ bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchma
 	$(PY) -m tests.bench $(ARGS)
 
 bench-scale: $(VENV)/.installed-bench  ## the same on 100 million steps, which need 26 GB of disk
-	$(PY) -m tests.bench.scale $(ARGS)
+	$(PY) -m tests.bench --scale $(ARGS)
 
 bench-video: $(VENV)/.installed-bench $(LEROBOT_VENV)/.installed  ## frames of videos beside LeRobot's reader and torchcodec
 	$(PY) -m tests.bench.video out/bench-video --peers $(LEROBOT_VENV) $(ARGS)

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +30,7 @@ PACKAGES = (
     "mouse-data", "numpy", "pyarrow", "datasets", "pillow",
     "torch", "tensordict", "torchrl", "jax", "flashbax", "grain", "cpprb",
 )  # fmt: skip
-ON_DEVICE = "on-device"
+ASSETS, ON_DEVICE = ROOT / "docs" / "assets", "on-device"
 
 
 # What is measured, by name: a module of this package, its function, and the function's arguments after the settings.
@@ -69,6 +70,12 @@ WORKS: dict[str, tuple[Any, ...]] = {
     "forest-memory": ("forests", "figures"),
     "disk": ("appends", "on_disk"),
 }
+# What only `--scale` measures.
+LARGEST: dict[str, tuple[Any, ...]] = {
+    **{key: ("scale", "found", key) for key in ("scale-one-file", "scale-files")},
+    "larger": ("scale", "larger_than_memory"),
+    "elsewhere": ("scale", "away"),
+}
 
 
 def main() -> None:
@@ -81,46 +88,49 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="where the page goes; by default docs/, or out/bench/ if not all is run"
     )
+    parser.add_argument("--scale", action="store_true", help="measure the largest data alone, in 27 GB of disk")
+    parser.add_argument("--rows", type=int, help="steps of the largest dataset; by default a million, or 100 million")
     chosen = parser.parse_args()
     if chosen.page:
-        publish(Results.load(ROOT / "docs" / "assets" / "benchmarks.json"), chosen.out or ROOT / "docs")
+        publish(Results.load(ASSETS / "benchmarks.json"), chosen.out or ROOT / "docs")
         return
     # Quiet, and no devices that peers would look for, but where they are what is measured.
     if not chosen.only.startswith(ON_DEVICE):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    whole = not (chosen.quick or chosen.only)
+    whole = not (chosen.quick or chosen.only or chosen.rows)
     out = chosen.out or (ROOT / "docs" if whole else ROOT / "out" / "bench")
     folder = chosen.data or Path(tempfile.mkdtemp(prefix="mouse-bench-"))
+    rows = chosen.rows or (100_000_000 if chosen.scale else 1_000_000)
+    rounds, budget, images = (9, 0.3, 8_000) if chosen.quick else (40, 2.0, 40_000)
+    cores = int(machine()["cores"])
+    settings = Settings(folder, rounds, budget, rows=rows, images=images, cores=cores, quick=chosen.quick)
     try:
-        results = run(_settings(folder, quick=chosen.quick), quick=chosen.quick, only=chosen.only)
+        results = run(settings, LARGEST if chosen.scale else WORKS, chosen.only)
     finally:
         if chosen.data is None:
             shutil.rmtree(folder, ignore_errors=True)
-    if whole:
+    if chosen.scale:
+        results.save(out / "assets" / "benchmarks-scale.json")
+        results = Results.load(ASSETS / "benchmarks.json")
+    elif whole:
         history.append(results)
     publish(results, out)
 
 
-def _settings(folder: Path, *, quick: bool) -> Settings:
-    cores = int(machine()["cores"])
-    if quick:
-        return Settings(folder, rounds=9, budget=0.3, rows=1_000_000, images=8_000, cores=cores, quick=True)
-    return Settings(folder, rounds=40, budget=2.0, rows=1_000_000, images=40_000, cores=cores, quick=False)
-
-
-def run(settings: Settings, *, quick: bool, only: str) -> Results:
-    """Measure all workloads, or those with `only` in their names."""
+def run(settings: Settings, works: Mapping[str, tuple[Any, ...]], only: str) -> Results:
+    """Measure all works, or those with `only` in their names."""
     import torch
 
     torch.set_num_threads(1)
-    results = Results(machine(), _versions(), {"quick": quick, "rounds": settings.rounds, "rows": settings.rows})
+    told = {"quick": settings.quick, "rounds": settings.rounds, "rows": settings.rows}
+    results = Results(machine(), _versions(), told)
     if only.startswith(ON_DEVICE):
         results.machine["JAX computes on"] = _module("on_device").device_name()
         results.machine["torch computes on"] = _module("on_device_torch").device_name()
     print(" · ".join(f"{name}: {value}" for name, value in results.machine.items()))
     began = time.perf_counter()
-    for name, (module, function, *arguments) in WORKS.items():
+    for name, (module, function, *arguments) in works.items():
         if only not in name:
             continue
         made = getattr(_module(module), function)(settings, *arguments)
@@ -144,7 +154,7 @@ def _module(name: str) -> Any:
 def publish(results: Results, out: Path) -> None:
     """Write the page, the picture and the JSON; other runs whose JSON lies in docs/assets stand in the same page."""
     results.save(out / "assets" / "benchmarks.json")
-    for path in sorted((ROOT / "docs" / "assets").glob("benchmarks-*.json")):
+    for path in [*(out / "assets").glob("benchmarks-*.json"), *sorted(ASSETS.glob("benchmarks-*.json"))]:
         more = Results.load(path)
         known = {table.key for table in results.tables}
         results.tables += [noted(table, more) for table in more.tables if table.key not in known]
