@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -43,6 +42,7 @@ from mouse_core.store.disk.folder import Manifest, bare_schema, new_identity, wr
 from mouse_core.store.disk.segments import write_segment
 from tests.bench import generate
 from tests.bench.child import ask
+from tests.bench.mosaic import streamed
 from tests.bench.results import Figure
 
 _PART = 100_000
@@ -56,9 +56,9 @@ _LENGTH, _WINDOWS = 64, 32
 # What part of the data caches have room for, in percent; and bytes of a page.
 _KEPT, _PAGE = (10, 25, 50, 75), 4096
 # Those that stream, which read all there is in turn and shuffle what they hold: windows in a buffer from which they are
-# drawn, and seconds for which a stream is read.
+# drawn.
 _STREAMS = {"datasets": "datasets, streaming", "mosaic": "MosaicML's streaming"}
-_SHUFFLED, _SECONDS = 256, 10.0
+_SHUFFLED = 256
 # Objects of the largest store, and rows of each: some 256 MB.
 _OBJECTS, _ROWS = 4000, 1_500_000
 
@@ -292,12 +292,10 @@ def first_batch(served: Storage, url: str, cache: Path) -> dict[str, float]:
     return {"cold": took[0], "warm": took[2], "again": took[1]}
 
 
-def lance(served: Storage, folder: Path, rows: int, batches: int) -> dict[str, float]:
-    """Lance's ``take`` of the same windows; nothing where it is not installed."""
-    try:
-        lance = importlib.import_module("lance")
-    except ImportError:
-        return {}
+def lance(served: Storage, rows: int, batches: int) -> dict[str, float]:
+    """Lance's ``take`` of the same windows."""
+    import lance
+
     told = {**served.options, "allow_http": "true", "aws_access_key_id": "none", "aws_secret_access_key": "none"}
     began = time.perf_counter()
     dataset, draw = lance.dataset("s3://data/lance", storage_options=told), np.random.default_rng(1)
@@ -315,66 +313,45 @@ def lance(served: Storage, folder: Path, rows: int, batches: int) -> dict[str, f
     return {"first": opened, "batches": batches / seconds, "sent": sent, "link": link}
 
 
-def make_lance(target: Path, rows: int) -> None:
-    """Write the same steps as Lance has them, if they are not there and it is installed."""
-    try:
-        lance = importlib.import_module("lance")
-    except ImportError:
-        return
-    for begin in range(0, 0 if target.exists() else rows, _PART):
-        lance.write_dataset(as_table(columns(begin, _PART)), str(target), mode="append" if begin else "create")
+def _make_others(stores: Path, rows: int, mosaic: str | None) -> None:
+    """Write the same steps as others have them, if they are not there and these are installed."""
+    parquet, target = stores / "parquet", stores / "lance"
+    missing = [name for name in ("parquet", "lance") if not (stores / name).exists()]
+    for number, begin in enumerate(range(0, rows, _PART) if missing else ()):
+        table = as_table(columns(begin, _PART))
+        if "parquet" in missing:
+            parquet.mkdir(exist_ok=True)
+            pq.write_table(table, parquet / f"{number:04d}.parquet")
+        if "lance" in missing and find_spec("lance") is not None:
+            import lance
 
-
-def _make_streams(stores: Path, tables: Iterable[pa.Table], rows: int, mosaic: str | None) -> None:
-    """Write steps as others have them, if they are not there."""
-    if not (stores / "parquet").exists():
-        (stores / "parquet").mkdir()
-        for number, table in enumerate(tables):
-            pq.write_table(table, stores / "parquet" / f"{number:04d}.parquet")
+            lance.write_dataset(table, str(target), mode="append" if begin else "create")
     if mosaic is not None:
         ask("mosaic", "write", stores / "mds", rows, python=mosaic)
 
 
 def _streams(served: Storage, stores: Path, cache: Path, mosaic: str | None) -> Iterator[tuple[str, dict[str, float]]]:
-    """Batches of 32 windows of 64 steps, from nothing on.
-
-    Args:
-        served: Serves ``stores``.
-        stores: Where `make` wrote.
-        cache: A folder for what came, where one is wanted.
-        mosaic: A Python that has MosaicML's streaming; None: it is left out.
-    """
+    """Batches of 32 windows of 64 steps, from nothing on, of the steps in ``stores``, which ``served`` serves."""
+    reading = {"mosaic": lambda: ask("mosaic", "read", cache, served.endpoint, python=mosaic)} if mosaic else {}
     if find_spec("aiohttp") is None:
         print(f"{_STREAMS['datasets']}: left out, as aiohttp, by which it reads, is not installed", file=sys.stderr)
     else:
+        reading = {"datasets": lambda: _datasets(served.endpoint, stores / "parquet"), **reading}
+    for name, read in reading.items():
         before = served.sent()[1]
-        found, delivered, seconds = _datasets(served.endpoint, stores / "parquet")
-        yield "datasets", found | _sent(served.sent()[1] - before, delivered, seconds)
-    if mosaic is not None:
-        before = served.sent()[1]
-        said = ask("mosaic", "read", cache, served.endpoint, python=mosaic)
-        delivered, seconds = said.pop("delivered"), said.pop("seconds")
-        yield "mosaic", said | _sent(served.sent()[1] - before, delivered, seconds)
+        found = read()
+        sent, delivered, seconds = served.sent()[1] - before, found.pop("delivered"), found.pop("seconds")
+        yield name, found | {"sent": sent / delivered, "link": sent / seconds / _LINKS[""]}
 
 
-def _sent(nbytes: int, delivered: float, seconds: float) -> dict[str, float]:
-    return {"sent": nbytes / delivered, "link": nbytes / seconds / _LINKS[""]}
-
-
-def _datasets(endpoint: str, folder: Path) -> tuple[dict[str, float], int, float]:
-    """What is found, bytes delivered, and seconds."""
+def _datasets(endpoint: str, folder: Path) -> dict[str, float]:
     from datasets import load_dataset
 
     urls = [f"{endpoint}/data/parquet/{file.name}" for file in sorted(folder.iterdir())]
-    began, number, delivered, first = time.perf_counter(), 0, 0, 0.0
+    began = time.perf_counter()
     rows = load_dataset("parquet", data_files=urls, split="train", streaming=True).with_format("numpy")
-    for batch in rows.batch(_LENGTH).shuffle(seed=1, buffer_size=_SHUFFLED).batch(_WINDOWS):
-        number, delivered = number + 1, delivered + sum(values.nbytes for values in batch.values())
-        seconds = time.perf_counter() - began
-        first = first or seconds
-        if seconds > first + _SECONDS:
-            break
-    return {"first": first, "batches": (number - 1) / (seconds - first)}, delivered, seconds
+    batches = rows.batch(_LENGTH).shuffle(seed=1, buffer_size=_SHUFFLED).batch(_WINDOWS)
+    return streamed(began, (sum(values.nbytes for values in batch.values()) for batch in batches))
 
 
 _UNITS = {
@@ -399,11 +376,7 @@ _UNITS = {
 
 
 def figures(
-    folder: Path,
-    rows: int = 2_000_000,
-    batches: int = 300,
-    objects: int = _OBJECTS,
-    mosaic: str | None = None,
+    folder: Path, rows: int, batches: int = 300, objects: int = _OBJECTS, mosaic: str | None = None
 ) -> Iterator[Figure]:
     """All that is measured, line by line.
 
@@ -418,8 +391,7 @@ def figures(
     for layout in ("columns", "windows"):
         make(stores / layout, layout, rows)
         make_large(folder, layout, objects)
-    make_lance(stores / "lance", rows)
-    _make_streams(stores, (as_table(columns(at, _PART)) for at in range(0, rows, _PART)), rows, mosaic)
+    _make_others(stores, rows, mosaic)
     for link, bandwidth in reversed(_LINKS.items()):
         with Storage(stores, bandwidth) as served:
             for layout in ("columns", "windows"):
@@ -428,19 +400,13 @@ def figures(
                     said = f"{layout}, {name}{', a link of 1 Gbit/s' if link else ''}"
                     yield from _named(f"{link}{layout}-{name}", said, found)
     with Storage(stores) as served:
-        beside = lance(served, folder, rows, max(batches // 10, 1))
+        beside = {} if find_spec("lance") is None else lance(served, rows, max(batches // 10, 1))
         yield from _named("lance", "Lance, take", beside)
         for (layout, name), found in ours.items() if beside else ():
-            times = found["batches"] / beside["batches"]
-            yield Figure(
-                f"elsewhere-{layout}-{name}-over-lance", f"20 ms away, {layout}, {name}: over Lance", times, "times"
-            )
+            yield _over("lance", "Lance", f"{layout}-{name}", found, beside)
         for peer, found in _streams(served, stores, cache, mosaic):
             yield from _named(peer, f"{_STREAMS[peer]}, windows that do not overlap", found)
-            times, said = ours["windows", "blocks"]["batches"] / found["batches"], f"over {_STREAMS[peer]}"
-            yield Figure(
-                f"elsewhere-windows-blocks-over-{peer}", f"20 ms away, windows, blocks: {said}", times, "times"
-            )
+            yield _over(peer, _STREAMS[peer], "windows-blocks", ours["windows", "blocks"], found)
         for layout in ("columns", "windows"):
             size = sum(file.stat().st_size for file in (stores / layout / "segments").iterdir())
             for percent in _KEPT:
@@ -457,6 +423,11 @@ def _named(key: str, what: str, found: dict[str, float]) -> Iterator[Figure]:
     for name, value in found.items():
         text, unit = _UNITS[name]
         yield Figure(f"elsewhere-{key}-{name}", f"20 ms away, {what}: {text}", value, unit)
+
+
+def _over(peer: str, name: str, key: str, ours: dict[str, float], theirs: dict[str, float]) -> Figure:
+    said = f"20 ms away, {key.replace('-', ', ')}: over {name}"
+    return Figure(f"elsewhere-{key}-over-{peer}", said, ours["batches"] / theirs["batches"], "times")
 
 
 def main() -> None:

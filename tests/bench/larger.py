@@ -217,18 +217,13 @@ def _torchrl(data: Path) -> dict[str, float]:
 def _write_torchrl(data: Path) -> dict[str, float]:
     import torch
     from tensordict import TensorDict
-    from torchrl.data import LazyMemmapStorage
 
-    if (_others(data) / "torchrl" / "storage_metadata.json").exists():
-        return {}
-    arrays = {file.stem: np.load(file, mmap_mode="r+") for file in sorted((_others(data) / "arrays").glob("*.npy"))}
-    count = len(arrays["action"])
-    storage = LazyMemmapStorage(count, scratch_dir=_others(data) / "torchrl", existsok=True)
-    for begin in range(0, count, _PART):
-        part = {name: torch.from_numpy(array[begin : begin + _PART]) for name, array in arrays.items()}
-        rows = len(part["action"])
-        storage.set(range(begin, begin + rows), TensorDict(part, [rows]))
-    storage.dumps(_others(data) / "torchrl")
+    target = _others(data) / "torchrl"
+    if not target.exists():
+        arrays = {file.stem: np.load(file, mmap_mode="r+") for file in (_others(data) / "arrays").glob("*.npy")}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        TensorDict(tensors, [len(arrays["action"])]).memmap(target.with_suffix(".new"))
+        target.with_suffix(".new").rename(target)
     return {}
 
 
@@ -263,23 +258,20 @@ def _write_arrays(data: Path) -> dict[str, float]:
     """The same rows as arrays in files."""
     import pyarrow as pa
 
-    if (_others(data) / "arrays").exists():
+    target = _others(data) / "arrays"
+    if target.exists():
         return {}
-    (_others(data) / "arrays.new").mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {}
-    files = sorted(data.glob("*.arrow"))
-    count, at = sum(sum(len(batch) for batch in pa.ipc.open_stream(pa.memory_map(str(one)))) for one in files), 0
-    for file in files:
-        for batch in pa.ipc.open_stream(pa.memory_map(str(file))):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                values = (column.flatten() if pa.types.is_nested(column.type) else column).to_numpy()
-                values = values.reshape(len(batch), -1) if pa.types.is_nested(column.type) else values
-                if name not in arrays:
-                    path, shape = _others(data) / "arrays.new" / f"{name}.npy", (count, *values.shape[1:])
-                    arrays[name] = np.lib.format.open_memmap(path, "w+", values.dtype, shape)
-                arrays[name][at : at + len(batch)] = values
-            at += len(batch)
-    (_others(data) / "arrays.new").rename(_others(data) / "arrays")
+    made = target.with_suffix(".new")
+    made.mkdir(parents=True, exist_ok=True)
+    streams = [pa.ipc.open_stream(pa.memory_map(str(file))) for file in data.glob("*.arrow")]
+    count, arrays = sum(len(batch) for stream in streams for batch in stream), dict[str, Any]()
+    for begin in range(0, count, _PART):
+        for name, values in generate.rows_of(generate.STATE, np.arange(begin, min(begin + _PART, count))).items():
+            if name not in arrays:
+                shape = (count, *values.shape[1:])
+                arrays[name] = np.lib.format.open_memmap(made / f"{name}.npy", "w+", values.dtype, shape)
+            arrays[name][begin : begin + _PART] = values
+    made.rename(target)
     return {}
 
 

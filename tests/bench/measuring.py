@@ -92,12 +92,10 @@ class Timing:
     Args:
         contender: The contender.
         seconds: Seconds per batch, float64 ``[rounds]``; NaN in rounds in which the contender was not measured.
-        wall: Wall-clock seconds per batch, of the same shape.
     """
 
     contender: Contender
     seconds: npt.NDArray[np.float64]
-    wall: npt.NDArray[np.float64]
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
@@ -122,7 +120,6 @@ class _Turn:
     every: int = 1
     next_index: int = 0
     seconds: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
 
 
 def interleave(
@@ -152,11 +149,10 @@ def interleave(
         present = [turn for place, turn in enumerate(turns) if (number + place) % turn.every == 0]
         order.shuffle(present)
         for turn in present:
-            seconds, wall = _take(turn)
-            missing = number - len(turn.seconds)
-            turn.seconds += [math.nan] * missing + [seconds]
-            turn.wall += [math.nan] * missing + [wall]
-    return [Timing(turn.contender, _padded(turn.seconds, rounds), _padded(turn.wall, rounds)) for turn in turns]
+            turn.seconds += [math.nan] * (number - len(turn.seconds)) + [_take(turn)[0]]
+    return [
+        Timing(turn.contender, np.array(turn.seconds + [math.nan] * (rounds - len(turn.seconds)))) for turn in turns
+    ]
 
 
 def _prepare(contender: Contender, slice_seconds: float) -> _Turn:
@@ -182,6 +178,7 @@ def _affordable(turn: _Turn, rounds: int, budget_seconds: float) -> int:
 
 
 def _take(turn: _Turn) -> tuple[float, float]:
+    """Measure a slice; return the seconds per batch, and the wall-clock seconds per batch."""
     contender, first = turn.contender, turn.next_index
     if contender.before is not None:
         contender.before()
@@ -197,10 +194,6 @@ def _take(turn: _Turn) -> tuple[float, float]:
         # Its remaining work must not count for the next contender.
         time.sleep(_SETTLE_SECONDS + contender.ahead * wall / turn.calls)
     return (wall if contender.wall else min(wall, cpu)) / turn.calls, wall / turn.calls
-
-
-def _padded(values: list[float], rounds: int) -> npt.NDArray[np.float64]:
-    return np.array(values + [math.nan] * (rounds - len(values)))
 
 
 def quartiles_of(values: npt.ArrayLike) -> tuple[float, float, float]:

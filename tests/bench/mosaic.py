@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,22 +36,28 @@ def write(folder: str, rows: int) -> None:
 
 
 def read(folder: str, endpoint: str) -> dict[str, float]:
-    """Batches of 32 windows from an empty folder on, for some seconds, and no window twice."""
+    """Batches of 32 windows from an empty folder on, no window twice."""
     from streaming import StreamingDataset
 
     os.environ |= {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
     shutil.rmtree(folder, ignore_errors=True)
-    began, number, delivered, first = time.perf_counter(), 0, 0, 0.0
-    there = StreamingDataset(remote="s3://data/mds", local=folder, shuffle=True, batch_size=_WINDOWS)
-    batch: list[dict[str, np.ndarray]] = []
-    for sample in there:  # once through: then it has them on disk
-        batch.append(sample)
-        if len(batch) < _WINDOWS:
-            continue
-        delivered += sum(np.stack([one[name] for one in batch]).nbytes for name in _COLUMNS)
-        batch, number, seconds = [], number + 1, time.perf_counter() - began
+    began = time.perf_counter()
+
+    def sizes() -> Iterator[int]:
+        there = StreamingDataset(remote="s3://data/mds", local=folder, shuffle=True, batch_size=_WINDOWS)
+        samples = iter(there)  # once through: then it has them on disk
+        while len(batch := list(islice(samples, _WINDOWS))) == _WINDOWS:
+            yield sum(np.stack([one[name] for one in batch]).nbytes for name in _COLUMNS)
+
+    return streamed(began, sizes())
+
+
+def streamed(began: float, sizes: Iterator[int]) -> dict[str, float]:
+    """How fast batches of these sizes come for some seconds, and how many bytes, since the beginning."""
+    number, delivered, first, seconds = 0, 0, 0.0, 0.0
+    for size in sizes:
+        number, delivered, seconds = number + 1, delivered + size, time.perf_counter() - began
         first = first or seconds
         if seconds > first + _SECONDS:
             break
-    speed = (number - 1) / (seconds - first)
-    return {"first": first, "batches": speed, "delivered": delivered, "seconds": seconds}
+    return {"first": first, "batches": (number - 1) / (seconds - first), "delivered": delivered, "seconds": seconds}

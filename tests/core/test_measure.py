@@ -59,7 +59,6 @@ def test_waiting_counts_for_those_charged_the_wall_clock() -> None:
         [Contender("processor", sleep), Contender("wall", sleep, wall=True)], rounds=3, slice_seconds=0.002
     )
     assert busy_alone.median < 0.002 <= by_wall.median
-    assert busy_alone.wall.min() >= 0.002
 
 
 def test_before_and_after_stand_around_every_slice() -> None:
@@ -75,8 +74,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     contender = Contender("c", lambda number: None)
     # The machine was ten times slower in every other round, for both.
     slow = np.array([1.0, 10.0] * 5)
-    ours = Timing(contender, 2 * slow, 2 * slow)
-    theirs = Timing(contender, slow, slow)
+    ours, theirs = Timing(contender, 2 * slow), Timing(contender, slow)
     assert ours.ratio(theirs) == (2.0, 2.0, 2.0)
 
 
