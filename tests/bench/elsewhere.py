@@ -105,7 +105,7 @@ def make_large(folder: Path, layout: str, objects: int) -> None:
     for each in every:
         (target / each.name).symlink_to(one / sealed.name)
     manifest = Manifest(
-        DatasetMetadata("arrived"), (bare_schema(schema),), every, next_number=objects, identity=new_identity()
+        DatasetMetadata("arrived"), (bare_schema(schema),), segments=every, next_number=objects, identity=new_identity()
     )
     write_manifest(target, manifest)
 
