@@ -41,7 +41,7 @@ from mouse_core.formats.base import (
     rows_digest,
 )
 from mouse_core.formats.columns import blocks, check_size, from_arrow, to_arrow
-from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, job_folder, pickled, read_note
+from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, locked_job, pickled, read_note
 from mouse_core.formats.opening import open as open_rows
 from mouse_core.formats.pictures import by_column, changed_stream, pictures_of
 from mouse_core.formats.rows import read_rows
@@ -211,74 +211,74 @@ def convert(
     kind = to or ("parquet" if single else "store" if layout else "arrow")
     _check_options(path, kind, layout, single=single)
     shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
-    with job_folder(path, "converting", "convert") as folder:
-        prepared = changed_stream(stream, changed)
-        if single and prepared.metadata.videos:
-            raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of a single file")
-        ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
-        first_rows, is_store = FirstRows(), kind == "store"
-        schema, metadata = dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
-        fingerprint = {
-            "source": os.path.abspath(prepared.path),
-            "format": prepared.format,
-            "schema": str(prepared.schema.remove_metadata()),
-            "metadata": metadata.to_json(),
-            "kind": kind,
-            "shard_bytes": shard_bytes,
-            "layout": layout or "columns",
-            "images": [*ways],
-        }
+    prepared = changed_stream(stream, changed)
+    if single and prepared.metadata.videos:
+        raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of a single file")
+    ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
+    first_rows, is_store = FirstRows(), kind == "store"
+    schema, metadata = dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
+    fingerprint = {
+        "source": os.path.abspath(prepared.path),
+        "format": prepared.format,
+        "schema": str(prepared.schema.remove_metadata()),
+        "metadata": metadata.to_json(),
+        "kind": kind,
+        "shard_bytes": shard_bytes,
+        "layout": layout or "columns",
+        "images": [*ways],
+    }
+
+    with locked_job(path, "converting", "convert", fingerprint) as job:
 
         def begin(number: int) -> ShardWriter | SegmentWriter:
             if is_store:
-                return SegmentWriter(folder, number, schema, layout or "columns")
-            return ShardWriter(folder, number, kind, schema)
+                return SegmentWriter(job.folder, number, schema, layout or "columns")
+            return ShardWriter(job.folder, number, kind, schema)
 
-        with Job(folder, "convert", fingerprint) as job:
-            resumed = job.rows
-            if not (job.complete and "digest" in job.facts):
-                source_digest = RowDigest(prepared.schema)
-                most_bytes = min(shard_bytes, MOST_BYTES) if is_store else shard_bytes
-                with progress_bar("converting", total=prepared.rows, unit="rows", enabled=progress) as advance:
+        resumed = job.rows
+        if not (job.complete and "digest" in job.facts):
+            source_digest = RowDigest(prepared.schema)
+            most_bytes = min(shard_bytes, MOST_BYTES) if is_store else shard_bytes
+            with progress_bar("converting", total=prepared.rows, unit="rows", enabled=progress) as advance:
 
-                    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
-                        source_digest.update(batch)
-                        advance(batch.num_rows)
-                        return batch
+                def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+                    source_digest.update(batch)
+                    advance(batch.num_rows)
+                    return batch
 
-                    _write_parts(job, map(seen, blocks(prepared)), prepared.schema, begin, most_bytes)
-                job.facts["digest"] = source_digest.hexdigest()
-                job.save()
-            digest, rows, shards = str(job.facts["digest"]), job.rows, len(job.parts)
-            try:
-                prepared.check_digest(digest)
-            except DataError:
-                job.discard()
-                raise
-            result = job.result_folder()
-            names = {name: part.rows for part in job.parts.values() for name in part.files}
-            if is_store:
-                finish_store(job, result, schema, metadata)
-            elif single:
-                result = result / path.name
-                join_parquet_files([folder / name for name in names], result, schema)
-            else:
-                counts = link_parts(folder, result, names, kind)
-                if kind == "arrow":
-                    describe(result, schema, metadata, counts, digest)
-            if metadata.videos:
-                size = carry_videos(metadata.videos, prepared.image_folders(), result)
-                ways.append(f"{len(metadata.videos)} videos in the result, {size / 1e6:,.1f} MB")
-            with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
-                read = open_rows(result, format="store" if is_store else "rows").watched(first_rows.add)
-                found = rows_digest(read.watched(lambda batch: advance(batch.num_rows)))
-            if found != digest:
-                job.discard()
-                raise DataError(
-                    f"{result}: expected rows with the digest of the source, {digest}, found {found}: the written rows "
-                    "differ from the rows that were read; nothing was kept"
-                )
-            job.finish(result, path)
+                _write_parts(job, map(seen, blocks(prepared)), prepared.schema, begin, most_bytes)
+            job.facts["digest"] = source_digest.hexdigest()
+            job.save()
+        digest, rows, shards = str(job.facts["digest"]), job.rows, len(job.parts)
+        try:
+            prepared.check_digest(digest)
+        except DataError:
+            job.discard()
+            raise
+        result = job.result_folder()
+        names = {name: part.rows for part in job.parts.values() for name in part.files}
+        if is_store:
+            finish_store(job, result, schema, metadata)
+        elif single:
+            result = result / path.name
+            join_parquet_files([job.folder / name for name in names], result, schema)
+        else:
+            counts = link_parts(job.folder, result, names, kind)
+            if kind == "arrow":
+                describe(result, schema, metadata, counts, digest)
+        if metadata.videos:
+            size = carry_videos(metadata.videos, prepared.image_folders(), result)
+            ways.append(f"{len(metadata.videos)} videos in the result, {size / 1e6:,.1f} MB")
+        with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
+            read = open_rows(result, format="store" if is_store else "rows").watched(first_rows.add)
+            found = rows_digest(read.watched(lambda batch: advance(batch.num_rows)))
+        if found != digest:
+            job.discard()
+            raise DataError(
+                f"{result}: expected rows with the digest of the source, {digest}, found {found}: the written rows "
+                "differ from the rows that were read; nothing was kept"
+            )
+        job.finish(result, path)
     if stream.alignment == "arrived":
         first_rows.warn_of_rewards(stream.path, stacklevel=2)
     return Conversion(str(path), rows, digest, resumed, 1 if single else shards, tuple(ways))
@@ -432,22 +432,19 @@ def preprocess(
     if (target / _MADE).is_file():
         return _reopened(target, made_of, work)
     blocks = [(number, *edges) for number, edges in enumerate(pairwise(_edges(snapshot, schema, block_rows)))]
-    with (
-        job_folder(target, "preprocessing", "preprocess") as folder,
-        Job(folder, "preprocess", made_of, in_order=False) as job,
-    ):
+    with locked_job(target, "preprocessing", "preprocess", made_of, in_order=False) as job:
         if not {(number, part.first, part.first + part.rows) for number, part in job.parts.items()} <= {*blocks}:
             job.begin_anew()
         job.check_rows(work.source_digest)
         resumed = job.rows
         with progress_bar("preprocessing", total=len(snapshot), unit="rows", enabled=progress) as advance:
             advance(resumed)
-            _make_parts(job, replace(work, folder=folder), blocks, num_workers, advance)
+            _make_parts(job, replace(work, folder=job.folder), blocks, num_workers, advance)
         made = _noted_schema(job.facts)
         parts, whole = [job.parts[number] for number, _, _ in blocks], RowDigest(made)
         for part in parts:
             digest = quick_digest(made)
-            file = folder / next(iter(part.files))
+            file = job.folder / next(iter(part.files))
             for batch in read_rows(file):
                 digest.update(batch)
                 whole.update(batch)
@@ -457,9 +454,9 @@ def preprocess(
         job.facts["digest"] = whole.hexdigest()
         job.save()
         result = job.result_folder()
-        counts = link_parts(folder, result, {name: part.rows for part in parts for name in part.files}, "arrow")
+        counts = link_parts(job.folder, result, {name: part.rows for part in parts for name in part.files}, "arrow")
         describe(result, dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
-        shutil.copyfile(folder / NOTE, result / _MADE)
+        shutil.copyfile(job.folder / NOTE, result / _MADE)
         job.finish(result, target)
     return Conversion(str(target), len(snapshot), whole.hexdigest(), resumed, len(counts))
 

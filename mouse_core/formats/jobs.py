@@ -330,16 +330,22 @@ def _checksum(file: Path) -> str:
 
 
 @contextmanager
-def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
-    """Lock the folder ``.NAME.KIND`` next to ``target``; at the end, remove the folder if it contains no ``job.json``.
+def locked_job(
+    target: Path, kind: str, what: str, fingerprint: Mapping[str, Any], *, in_order: bool = True
+) -> Iterator[Job]:
+    """Lock the folder ``.NAME.KIND`` next to ``target``, and open the job in it.
+
+    At the end, even after an error, the note is saved. If no part is finished, the folder is removed.
 
     Args:
         target: Path of the result.
         kind: The last part of the folder's name, such as "converting".
-        what: Name of the function that runs the job; messages begin with it.
+        what, fingerprint, in_order: See ``Job``.
 
     Raises:
-        ConfigError: ``target`` exists, or another process is working on the job.
+        ConfigError: ``target`` exists, another process is working on the job, or the folder has parts of a job with
+            another fingerprint.
+        DataError: The note is damaged.
         StorageError: Files cannot be written.
     """
     check_nothing_at(target, what)
@@ -348,14 +354,22 @@ def job_folder(target: Path, kind: str, what: str) -> Iterator[Path]:
         make_folder(folder)
         with Held(folder / _LOCK, what):
             try:
-                yield folder
+                job = Job(folder, what, fingerprint, in_order=in_order)
+                try:
+                    yield job
+                except BaseException:
+                    # The first error counts, for example on a full disk.
+                    with suppress(OSError):
+                        job.save()
+                    raise
+                job.save()
             finally:
                 if not (folder / NOTE).exists():
                     remove(folder)
 
 
 class Job:
-    """A job and its finished parts; a context manager that saves the note at the end, even after an error.
+    """A job and its finished parts.
 
     Args:
         folder: The folder of the parts.
@@ -380,7 +394,6 @@ class Job:
         self.facts: dict[str, Any] = {}
         self.complete = False
         self._saved, self._seconds = 0.0, 0.0
-        make_folder(folder, sync=False)
         if (folder / NOTE).exists():
             advice = f"delete the folder {str(folder)!r}, and call again"
             noted, parts, facts, complete = read_note(folder / NOTE, advice)
@@ -418,7 +431,9 @@ class Job:
             self.save()
 
     def save(self) -> None:
-        """Write the note; raise OSError if that fails."""
+        """Write the note if a part is finished; raise OSError if that fails."""
+        if not self.parts:
+            return
         began = time.monotonic()
         parts = {str(number): vars(part) for number, part in self.parts.items()}
         note = {"fingerprint": self.fingerprint, "parts": parts, "facts": self.facts, "complete": self.complete}
@@ -443,15 +458,6 @@ class Job:
         """Remove all files of the job."""
         remove(self.folder)
         self.parts = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *exception: object) -> None:
-        if self.parts:
-            # The first error counts, for example on a full disk.
-            with suppress(*(() if kind is None else (OSError,))):
-                self.save()
 
     def check_rows(self, digest_of: Callable[[Part], str]) -> None:
         """Raise ConfigError if the rows of a finished part have changed in the source.
