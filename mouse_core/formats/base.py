@@ -602,7 +602,7 @@ class _ColumnDigest:
 
     def update(self, array: pa.Array) -> None:
         array = plain(array)
-        self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
+        self._valid.update(np.asarray(array.is_valid()))
         if array.null_count:
             array = without_nulls(array)
         if is_list(array.type):
@@ -618,11 +618,11 @@ class _ColumnDigest:
             self._values.update(numbers.view(np.uint8).data)
 
     def _update_lists(self, array: pa.Array) -> None:
-        self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False))
         self._child(0, _canonical(array.type.value_type)).update(array.flatten())
 
     def _update_texts(self, array: pa.Array) -> None:
-        self._lengths.update(pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64))
+        self._lengths.update(pc.binary_length(array).to_numpy(zero_copy_only=False))
         wide = array.cast(pa.large_binary())
         ends = np.frombuffer(wide.buffers()[1], np.int64)[wide.offset : wide.offset + len(wide) + 1]
         if len(array) and ends[-1] > ends[0]:
@@ -646,9 +646,11 @@ class _Changes:
         self._hash = hashlib.sha256()
         self._last, self._count = -1, 0
 
-    def update(self, values: npt.NDArray[np.int64]) -> None:
+    def update(self, values: npt.NDArray[Any]) -> None:
         if len(values):
-            at = np.flatnonzero(np.diff(values, prepend=self._last))
+            # A mask of all pixels of a batch is large, so no array here is wider than the values.
+            at = np.flatnonzero(values[1:] != values[:-1]) + 1
+            at = at if values[0] == self._last else np.append(0, at)
             self._hash.update(np.stack([self._count + at, values[at]]).T.astype("<i8").tobytes())
             self._last, self._count = int(values[-1]), self._count + len(values)
 
