@@ -223,6 +223,16 @@ def around(count: int, **options: Any) -> dict[str, Any]:
             around(1, pad=False, boundary="episode"),
             "windows: action: expected offsets 0, pad=True, of [B], found offsets 0, pad=False, of [B]",
         ),
+        (
+            {"sampling": "sequential"},
+            {"sampling": "sequential", "drop_last": False},
+            "drop_last: expected True, found False",
+        ),
+        (
+            {},
+            {"batch_size": 4, "sampling": "last"},
+            "sampling: expected 'random', found 'last'; batch_size: expected 2, found 4",
+        ),
         (around(1), {}, "windows: expected 'action', found none; sequence_length: expected 1, found 4"),
     ],
 )
