@@ -33,7 +33,7 @@ class DrawnLengths:
     rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near the episode's
     ends, which are less frequent in complete windows, too.
 
-    All other attributes, such as ``starts``, come from ``sampler`` and describe complete windows.
+    The attributes that ``sampler`` has, too, describe complete windows.
 
     Args:
         sampler: The sampler of the complete windows.
@@ -46,7 +46,27 @@ class DrawnLengths:
     choices: tuple[int, ...]
     fill: float | None = None
 
+    # From Python 3.12 on, isinstance of a protocol sees no attributes that only ``__getattr__`` has.
+    @property
+    def sequence_length(self) -> int:
+        """Number of steps in a complete window."""
+        return self.sampler.sequence_length
+
+    @property
+    def batch_size(self) -> int:
+        """Number of windows in a batch over all shards."""
+        return self.sampler.batch_size
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """Return the number of batches in an epoch; see ``WindowSampler.batches_per_epoch``."""
+        return self.sampler.batches_per_epoch(snapshot)
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """Return the first row of each complete window; see ``WindowSampler.starts``."""
+        return self.sampler.starts(seed, index, snapshot, epoch_start)
+
     def __getattr__(self, name: str) -> Any:
+        """Return an optional attribute of ``sampler``, such as ``starts_of_many``."""
         if name.startswith("_"):  # pickle looks for special methods before ``sampler`` is set
             raise AttributeError(name)
         return getattr(self.sampler, name)

@@ -22,6 +22,7 @@ from mouse_core.sampling.plan import (
     SECTION,
     Blocks,
     ManyStarts,
+    PaddedSampler,
     ReadsBlocks,
     Sampling,
     Stretches,
@@ -512,6 +513,9 @@ def sampler_of(
     if not isinstance(sampling, str | Blocks):
         if not isinstance(sampling, WindowSampler):
             raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
+        if hasattr(sampling, "lengths") and hasattr(sampling, "fill") and not isinstance(sampling, PaddedSampler):
+            wanted = "a class that defines lengths and fill itself, as isinstance needs from Python 3.12 on"
+            raise ConfigError(f"sampling: expected {wanted}, found both by __getattr__ in {type(sampling).__name__}")
         if (boundary, weighting, pad) != ("stream", "step", None):
             raise ConfigError(
                 f"boundary, weighting, pad: can be passed only when sampling is a name, found {sampling!r}"

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -454,3 +455,24 @@ class TestFilledUp(SourceConformance):
 class TestDrawnLengths(WindowSamplerConformance):
     def make(self) -> Any:
         return DrawnLengths(EpisodeWindows(8, 4), (2, 3, 8))
+
+
+class Forwarding:
+    """Defines what every sampler has, and forwards the rest."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.sequence_length, self.batch_size = sampler, sampler.sequence_length, sampler.batch_size
+        self.batches_per_epoch, self.starts = sampler.batches_per_epoch, sampler.starts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+
+def test_a_sampler_that_forwards_is_padded_or_refused() -> None:
+    """From Python 3.12 on, isinstance of a protocol does not see what ``__getattr__`` forwards."""
+    sampling: Any = Forwarding(EpisodeWindows(8, 4))
+    if sys.version_info >= (3, 12):
+        with pytest.raises(ConfigError, match="expected a class that defines lengths and fill itself"):
+            BatchSource(STORE, sampling=sampling)
+    else:
+        assert_same(BatchSource(STORE, sampling=sampling)[0], BatchSource(STORE, sampling=EpisodeWindows(8, 4))[0])

@@ -28,16 +28,16 @@ class TestReopenedMemmapStorage(StorageConformance):
     """Every call goes to a storage that was opened for it."""
 
     def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
-        class Reopened:
-            def __getattribute__(self, name: str) -> Any:
-                if name == "lock":  # every call takes one of its own
-                    return lambda: None
-                return getattr(MemmapStorage(capacity, folder / "mapped", ndim, alignment=alignment), name)
+        def opened() -> MemmapStorage:
+            return MemmapStorage(capacity, folder / "mapped", ndim, alignment=alignment)
 
-            def __len__(self) -> int:
-                return len(MemmapStorage(None, folder / "mapped", ndim, alignment=alignment))
+        def reopened(name: str) -> property:
+            return property(lambda _: getattr(opened(), name))
 
-        return Reopened()
+        members = {name: reopened(name) for name in dir(opened()) if not name.startswith("_")}
+        return type(
+            "Reopened", (), {**members, "__len__": lambda _: len(opened()), "lock": lambda _: None}
+        )()  # every call has a lock
 
 
 class TestListStorage(StorageConformance):
