@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,16 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def numbered(loader: Any, step: int, stop: int) -> Iterator[tuple[int, Any]]:
+    """The batches of as many epochs as it takes, from step ``step`` on, with the number of the step that each ends."""
+    while step < stop:
+        for batch in loader:
+            step += 1
+            yield step, batch
+            if step == stop:
+                return
+
+
 def die(rank: int, kill: list[int] | None, step: int) -> None:
     """Kill this process where a job is told that its rank is killed before a step."""
     if kill == [rank, step]:
@@ -75,29 +85,24 @@ def ddp(rank: int, folder: str, stop: int, kill: list[int] | None = None, every:
     torch.distributed.init_process_group("gloo")
     net, loader = Net(), data_loader()
     model = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer, step = sgd(model), 0
+    optimizer, begin = sgd(model), 0
     path = Path(folder) / "checkpoint.pt"
     if path.exists():
         checkpoint = torch.load(path)
         net.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         loader.load_state_dict(checkpoint["loader"])
-        step = checkpoint["step"]
-    begin = step
-    while step < stop:
-        for batch in loader:
-            die(rank, kill, step)
-            optimizer.zero_grad()
-            model(batch["reward"], batch["action"])["loss"].backward()
-            optimizer.step()
-            step += 1
-            if rank == 0 and (step % every == 0 or step == stop):
-                kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save({**kept, "loader": loader.state_dict()}, path.with_suffix(".new"))
-                path.with_suffix(".new").replace(path)
-            torch.distributed.barrier()
-            if step == stop:
-                break
+        begin = checkpoint["step"]
+    for step, batch in numbered(loader, begin, stop):
+        die(rank, kill, step - 1)
+        optimizer.zero_grad()
+        model(batch["reward"], batch["action"])["loss"].backward()
+        optimizer.step()
+        if rank == 0 and (step % every == 0 or step == stop):
+            kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save({**kept, "loader": loader.state_dict()}, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+        torch.distributed.barrier()
     return {"begin": begin, "rows": net.seen, "weights": net.weights()}
 
 
@@ -111,7 +116,7 @@ def fsdp(rank: int, folder: str, stop: int) -> Any:
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     net, loader = Net(), data_loader()
     fully_shard(net, mesh=mesh)
-    optimizer, step = sgd(net), 0
+    optimizer, begin = sgd(net), 0
     # An optimizer has its state after the first step; a checkpoint is read into what is there.
     path = Path(folder) / "distributed"
     if path.exists():
@@ -123,16 +128,11 @@ def fsdp(rank: int, folder: str, stop: int) -> Any:
         state = {"model": model_state, "optimizer": optimizer_state, "loader": loader}
         dcp.load(state, checkpoint_id=path)
         set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        step = loader.state_dict()["next_index"]
-    begin = step
-    while step < stop:
-        for batch in loader:
-            optimizer.zero_grad()
-            net(batch["reward"], batch["action"])["loss"].backward()
-            optimizer.step()
-            step += 1
-            if step == stop:
-                break
+        begin = loader.state_dict()["next_index"]
+    for _, batch in numbered(loader, begin, stop):
+        optimizer.zero_grad()
+        net(batch["reward"], batch["action"])["loss"].backward()
+        optimizer.step()
     model_state, optimizer_state = get_state_dict(net, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state, "loader": loader}, checkpoint_id=path)
     weights = torch.cat([value.full_tensor().reshape(-1) for value in net.parameters()]).tolist()
@@ -147,15 +147,11 @@ def accelerate(rank: int, folder: str, stop: int, config: dict[str, bool] | None
     model, optimizer, loader = accelerator.prepare(net, sgd(net), data_loader(device=accelerator.device))
     if any(Path(folder).iterdir()):
         accelerator.load_state(folder)
-    step = begin = loader.state_dict()["next_index"]
-    while step < stop:
-        for batch in loader:
-            optimizer.zero_grad()
-            accelerator.backward(model(batch["reward"], batch["action"])["loss"])
-            optimizer.step()
-            step += 1
-            if step == stop:
-                break
+    begin = loader.state_dict()["next_index"]
+    for _, batch in numbered(loader, begin, stop):
+        optimizer.zero_grad()
+        accelerator.backward(model(batch["reward"], batch["action"])["loss"])
+        optimizer.step()
     accelerator.save_state(folder)
     return {"begin": begin, "rows": net.seen, "weights": net.weights()}
 
@@ -174,14 +170,10 @@ def fabric(rank: int, folder: str, stop: int) -> Any:
     if path.exists():
         fabric.load(path, state)
     begin = state["step"]
-    while state["step"] < stop:
-        for batch in loader:
-            optimizer.zero_grad()
-            fabric.backward(model(batch["reward"], batch["action"])["loss"])
-            optimizer.step()
-            state["step"] += 1
-            if state["step"] == stop:
-                break
+    for state["step"], batch in numbered(loader, begin, stop):
+        optimizer.zero_grad()
+        fabric.backward(model(batch["reward"], batch["action"])["loss"])
+        optimizer.step()
     fabric.save(path, state)
     return {"begin": begin, "rows": net.seen, "weights": net.weights()}
 
@@ -266,32 +258,27 @@ def by_ray(config: dict[str, Any]) -> None:
         next(iter(ray.train.torch.prepare_data_loader(loader)))
     except ConfigError as error:
         (folder / "told").write_text(str(error))
-    optimizer, step = sgd(net), 0
+    optimizer, begin = sgd(net), 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as place:
             kept = torch.load(Path(place, "kept.pt"))
         net.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         loader.load_state_dict(kept["loader"])
-        step = kept["step"]
-    begin = step
-    while step < config["stop"]:
-        for batch in loader:
-            if rank == 1 and step == 5 and not (folder / "killed").exists():
-                (folder / "killed").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.zero_grad()
-            model(batch["reward"], batch["action"])["loss"].backward()
-            optimizer.step()
-            step += 1
-            if step % 2 == 0:
-                with tempfile.TemporaryDirectory() as place:
-                    kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                    torch.save({**kept, "loader": loader.state_dict()}, Path(place, "kept.pt"))
-                    done = ray.train.Checkpoint.from_directory(place) if rank == 0 else None
-                    ray.train.report({"step": step}, checkpoint=done)
-            if step == config["stop"]:
-                break
+        begin = kept["step"]
+    for step, batch in numbered(loader, begin, config["stop"]):
+        if rank == 1 and step == 6 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(batch["reward"], batch["action"])["loss"].backward()
+        optimizer.step()
+        if step % 2 == 0:
+            with tempfile.TemporaryDirectory() as place:
+                kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save({**kept, "loader": loader.state_dict()}, Path(place, "kept.pt"))
+                done = ray.train.Checkpoint.from_directory(place) if rank == 0 else None
+                ray.train.report({"step": step}, checkpoint=done)
     found = {"begin": begin, "rows": net.seen, "weights": net.weights()}
     (folder / f"found-{rank}").write_text(json.dumps(found))
 
