@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
+from mouse_core.files.manifest import add_parquet_checksum, check_parquet_checksum
 from mouse_core.files.writing import replacing, storing
 
 FILE = "results.parquet"
@@ -150,6 +151,7 @@ class Results:
         table = self.table.sort_by(order).replace_schema_metadata({_KEY: json.dumps(stored)})
         with storing(f"file {os.fspath(path)}"), replacing(path) as partial:
             pq.write_table(table, partial, compression="zstd")
+            add_parquet_checksum(partial)
 
 
 def read(path: str | os.PathLike[str]) -> Results:
@@ -167,6 +169,7 @@ def read(path: str | os.PathLike[str]) -> Results:
     if not file.exists():
         raise ConfigError(f"results: expected a study's folder with {FILE}, or that file, found none at {str(path)!r}")
     try:
+        check_parquet_checksum(file, advance=lambda count: None)
         table = pq.read_table(file)
     except pa.ArrowInvalid as error:
         raise DataError(f"{file}: expected the Parquet file of a study, found another file: {error}") from error
