@@ -404,7 +404,7 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     Args:
         rollout: A full rollout, with returns if it has values.
         rows: Flat indices of rows, ``step * N + env``, int32 ``[B]``.
-        histories: By field, the number H of the most recent frames to deliver in addition.
+        histories: For each field of the dict, how many of its most recent frames (H) the mini-batch also has.
 
     Raises:
         RolloutError, ConfigError: An error of ``mini_batches``.

@@ -128,7 +128,7 @@ def _chunk_records(chunk: Any) -> Iterator[Any]:
     data = unpacked(memoryview(chunk.data), chunk.compression, min(size, _MOST_CHUNK))
     if len(data) != size:
         raise DataError(
-            f"expected a chunk that decompresses to {size} bytes of at most {_MOST_CHUNK}, found {len(data)} or more"
+            f"expected a chunk that decompresses to {size} bytes (limit {_MOST_CHUNK}), found {len(data)} bytes or more"
         )
     if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
         raise DataError("the CRC of a chunk does not match")

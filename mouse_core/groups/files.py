@@ -766,7 +766,8 @@ def find_parts(path: Path, declared: Columns = NO_COLUMNS) -> list[GroupFile]:
     groups = [rollouts[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
     if any(len({rollout.key for rollout in group}) != 1 for group in groups):
         raise DataError(
-            f"part file {path}: expected groups of {sizes} rollouts, found rollouts of several groups in one of them"
+            f"part file {path}: expected groups of {sizes} rollouts, found a group whose rollouts have different "
+            "group ids"
         )
     return _parts_of(groups, path.name, numbers, int(metadata.get(_DECLARED, b"0")))
 

@@ -360,7 +360,7 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
     if snapshot.has_shares:
         raise ConfigError(
             f"{where}: expected the members of a mixture, as in push_named_stores_to_hub(mixture.members), found "
-            "a mixture, whose sampling shares the Hub cannot store"
+            "a mixture; the Hub cannot store its weights"
         )
     for segment in snapshot.segments:
         # The stored dataset does not have the computed columns.

@@ -407,7 +407,7 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
     Args:
         ordered: The numbers, ascending.
         inside: The candidate positions; the gap follows one of them.
-        factor: Smallest ratio between the numbers above and below the gap.
+        factor: A gap is reported if the number above it is at least ``factor`` times the number below it.
         least: Numbers below ``least`` count as rounding errors.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)

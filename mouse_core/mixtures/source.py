@@ -190,7 +190,7 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
         if source.spec.is_packed:
             raise SchemaError(f"mixture: expected members that are not packed, found {name!r}: {source.spec}")
         if source.spec.alignment != spec.alignment or source.spec.batch_dims != spec.batch_dims:
-            raise SchemaError(f"mixture: expected the spec of member {first!r}, found in {name!r}: {source.spec}")
+            raise SchemaError(f"mixture: expected member {name!r} to have the spec of {first!r}, found {source.spec}")
         if list(source.spec) != list(spec):
             raise SchemaError(
                 f"mixture: expected fields {list(spec)} as in member {first!r}, found {list(source.spec)}"

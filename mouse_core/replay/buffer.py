@@ -981,7 +981,7 @@ class ReplayBuffer(BaseBuffer):
             codes = [key for key in codes if cut or ends[key].dtype.kind != "b"]
             if not cut and not codes:
                 raise MissingFieldError(
-                    f"end_episodes: expected a field of codes {done!r} or a field 'truncated', found {[*ends]}"
+                    f"end_episodes: expected a field {done!r} with codes, or a field 'truncated', found {[*ends]}"
                 )
             places = np.flatnonzero(~np.any([values.reshape(-1) != 0 for values in ends.values()], axis=0))
             if len(places):

@@ -256,7 +256,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             member = self.buffers[number] if 0 <= number < len(self.buffers) else None
             if not isinstance(member, ReplayBuffer) or member.storage.ndim != 1:
                 last = len(self.buffers) - 1
-                raise ConfigError(f"extend: expected the index of a buffer with ndim=1, 0..{last}, found {number}")
+                raise ConfigError(f"extend: expected an index in 0..{last}, of a buffer with ndim=1, found {number}")
             parts.append((member, take(rows, places), places))
         index = np.full(count, -1, np.int64)
         with self._shared():

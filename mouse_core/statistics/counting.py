@@ -386,7 +386,9 @@ class Counted:
             mine.merge(more)  # type: ignore[arg-type]  # of one kind
 
     def quantiles(self, shares: Sequence[float]) -> dict[float, Floats]:
-        """Return quantiles by share, float64 ``[width]`` each; empty if ``spread`` is unknown."""
+        """Return a dict from each share, such as 0.99, to its quantiles, float64 ``[width]``; empty if ``spread`` is
+        unknown.
+        """
         if not shares or not self.spread:
             return {}
         ends = zip(self.spread, self.moments.low.tolist(), self.moments.high.tolist(), strict=True)

@@ -378,7 +378,8 @@ class Snapshot:
             if name not in types or not is_single(types[name]):
                 single = [known for known, data_type in types.items() if is_single(data_type)]
                 raise ConfigError(
-                    f"boundary: expected a column of single numbers or texts among {single}, found {column!r}"
+                    f"boundary: expected one of the columns {single}, which have one number or text per row, "
+                    f"found {column!r}"
                 )
         else:
             ends = codes_called(fields["done"], "task")

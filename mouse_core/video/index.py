@@ -72,7 +72,9 @@ def sets_of(header: bytes) -> Iterator[bytes]:
 
 
 def _sequence(unit: bytes) -> tuple[int, int, bool]:
-    """Return a sequence parameter set's id, the bits of a frame number, and whether colour planes are separate."""
+    """Return of a sequence parameter set (SPS): its id, the number of bits of a frame number, and whether colour planes
+    are coded separately.
+    """
     bits = _Bits(unit[1:])
     profile = bits.read(8)
     bits.read(16)

@@ -310,5 +310,5 @@ def mixtures(settings: Settings, batch_size: int) -> Table:
     calls = {name: BatchSource(store, 64, batch_size, dtypes=NARROW).__getitem__ for name, store in stores}
     of = contenders(calls, first="floor", kind="ours", multiple=max(1, _PLANNED // batch_size))
     title = f"A mixture of {_MEMBERS} stores, B={batch_size}, S=64"
-    notes = ["In rows marked `and which`, batches also have a field with the member of each window."]
+    notes = ["In rows marked `and which`, batches also have a field that names the member of each window."]
     return compare(settings, f"mixtures-{batch_size}", title, of, notes=notes)

@@ -87,7 +87,7 @@ def test_refusals() -> None:
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([]), "kl: expected one or more fin"),
         (
             lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update(1.0, count=45),
-            "fewer answers than 5 horizons",
+            "expected fewer than .* answers",
         ),
         (lambda: ConstantKLController(-1.0), "coef: expected a number of 0 or more, found -1.0"),
     ]:

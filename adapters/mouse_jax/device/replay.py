@@ -133,7 +133,7 @@ def init(
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
             stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
-            transforms that read the next rows, require a number of environments.
+            transforms that read the next rows, need this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no
             random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.

@@ -80,8 +80,8 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
     """Run the runs of a study to their end; see ``Study.run``."""
     if _OF_A_RUN in os.environ:
         raise ConfigError(
-            "study: expected a call of Study.run in the first process, found the call in a run of the study, which "
-            "imports the file; put the call under if __name__ == '__main__':"
+            "study: expected a call of Study.run in the first process only, found a call in a process that the study "
+            "started, and that imports your file; put the call under if __name__ == '__main__':"
         )
     check_count("jobs", jobs, lowest=1)
     names = selected(study.runs, only)

@@ -400,7 +400,7 @@ class RowSums:
         self._bytes = [memoryview(rows.view(np.uint8)) for _, rows in memory.blocks]  # type: ignore[arg-type]
 
     def make(self, places: Slots, numbers: Slots) -> None:
-        """Write the checksums of the rows with the given numbers at the given places, int64 ``[n]``."""
+        """Write the checksum of row ``numbers[i]`` at position ``places[i]``; both int64 ``[n]``."""
         self._sums[places] = self._of(places, numbers)
         self._mark_read(places)
 

@@ -151,7 +151,7 @@ class ReplayOracle:
 
     @property
     def there(self) -> range:
-        """Return the present time steps."""
+        """Return the time steps that the buffer holds."""
         end = len(self.streams[0])
         return range(max(0, end - self.setup.steps), end)
 
@@ -562,7 +562,7 @@ class DeviceReplayConformance(InArrays):
                     assert samples == number, f"expected the number {number} of the next sample, found {samples}"
 
     def _equal(self, batch: Any, expected: Any, place: str, but: Set[str] = frozenset()) -> None:
-        """Assert that two batches have equal fields, in the dtypes of the rows."""
+        """Assert that two batches have equal fields, after conversion to the dtypes of the rows."""
         found, wanted = ({path[-1]: leaf for path, leaf in leaves(tree)} for tree in (batch, expected))
         assert found.keys() == wanted.keys(), f"{place}: expected the fields {[*wanted]}, found {[*found]}"
         for name in wanted.keys() - but:

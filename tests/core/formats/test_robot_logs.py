@@ -489,8 +489,8 @@ def chunk(data: bytes, *, size: int | None = None, compression: bytes = b"zstd",
 @pytest.mark.parametrize(
     ("records", "found"),
     [
-        (chunk(bytes(64 << 20), size=1000), "expected a chunk that decompresses to 1000 bytes of at most"),
-        (chunk(b"abc", size=1 << 40), "expected a chunk that decompresses to 1099511627776 bytes of at most 268435456"),
+        (chunk(bytes(64 << 20), size=1000), r"expected a chunk that decompresses to 1000 bytes \(limit"),
+        (chunk(b"abc", size=1 << 40), r"expected a chunk that decompresses to 1099511627776 bytes \(limit 268435456"),
         (chunk(b"\5" + bytes(40), crc=7), "the CRC of a chunk does not match"),
         (chunk(b"\5" + struct.pack("<Q", 1 << 60)), "found the chunk's end"),
         (chunk(b"abc", compression=b"br"), "expected chunks compressed by zstd or lz4, found 'br'"),
