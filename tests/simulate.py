@@ -780,6 +780,7 @@ def warm() -> None:
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
+    gc.disable()
     gc.freeze()  # a child that collected these objects would copy all their pages
 
 
