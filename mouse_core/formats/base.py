@@ -203,7 +203,7 @@ class RowStream:
         return store
 
     def digest(self) -> str:
-        """Return a digest of names, types and all values, in order; see ``rows_digest``."""
+        """Return a digest of the column names, types and all values of the rows, in order; see ``rows_digest``."""
         return rows_digest(self)
 
     def check_digest(self, found: str) -> None:
@@ -327,8 +327,8 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     begins after a row with ``done``.
 
     Yields:
-        Pairs for each piece: whether an episode begins with the piece; and the columns ``[n, ...]`` of the piece,
-        without ``episode_step`` and without null metadata.
+        A pair for each piece: a bool that is True if an episode begins with the piece; and a dict of the columns ``[n,
+        ...]`` of the piece, without ``episode_step`` and without null metadata.
 
     Raises:
         SchemaError: The rows have the alignment "outgoing".
@@ -376,7 +376,7 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
 
 
 def overlapping_pieces(rows: Any) -> Iterator[tuple[bool, Columns]]:
-    """Yield rows as ``pieces_of`` does.
+    """Yield pieces of rows like ``pieces_of``, but with an overlap of one row within an episode.
 
     A piece that continues an episode begins with the last row of the piece before.
     """
@@ -421,8 +421,8 @@ class ShardWriter:
 
     Args:
         folder: The folder.
-        number: Index of the file. The name also contains the process id, so that an earlier process that is still
-            running writes to another file.
+        number: Index of the file. The file's name also contains the process id. If an earlier process is still running,
+            the two processes therefore write to different files.
         kind: "arrow" or "parquet".
         schema: Schema of the file; batches are cast to it.
     """
@@ -459,7 +459,9 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file. Return the name of the file, and None, because a part of this writer has no ``facts``."""
+        """Close the file. Return the name of the file, and None in place of the ``facts`` that ``SegmentWriter``
+        returns.
+        """
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):
             add_parquet_checksum(self._path)
@@ -475,7 +477,7 @@ class ShardWriter:
 
 
 def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) -> dict[str, int]:
-    """Link files of rows into ``result`` under the names that ``datasets`` gives them.
+    """Create links to the files of rows in ``result``, with the file names that ``datasets`` uses.
 
     Args:
         work: The folder of the files.
@@ -640,7 +642,9 @@ class _ColumnDigest:
 
 
 class _Changes:
-    """A hash of a sequence of integers: of the integers that differ from the integer before, with their positions."""
+    """Hashes a sequence of integers: the hash covers each integer that differs from the integer before it, and the
+    position of each such integer.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -666,7 +670,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 def _canonical(data_type: pa.DataType) -> str:
     """Return the name of a type without its Arrow encoding.
 
-    For example, dictionary-encoded texts have the name of texts.
+    For example, a type of dictionary-encoded texts has the same name as a type of plain texts.
     """
     if isinstance(data_type, pa.BaseExtensionType):
         return _canonical(data_type.storage_type)

@@ -277,7 +277,7 @@ def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
 
 
 def typed(schema: pa.Schema, columns: Collection[str], kind: pa.DataType) -> pa.Schema:
-    """Return a schema in which some columns have the type ``kind``."""
+    """Return a copy of a schema in which ``columns`` have the type ``kind``."""
     return pa.schema([pa.field(one.name, kind) if one.name in columns else one for one in schema])
 
 
@@ -634,7 +634,7 @@ class Values:
 
     @property
     def nulls(self) -> int:
-        """Number of null rows, plus nulls inside other rows."""
+        """Number of null rows, plus the number of nulls inside the other rows."""
         return self.inner_nulls + (0 if self.present is None else int((~self.present).sum()))
 
 

@@ -95,7 +95,8 @@ class SegmentWriter:
 
 
 def finish_store(job: Job, result: Path, schema: pa.Schema, metadata: DatasetMetadata) -> None:
-    """Link the segments of a job into ``result``, an empty folder, and write the manifest that names them.
+    """Create links to the segments of a job in ``result``, an empty folder, and write the manifest that lists the
+    segments.
 
     Args:
         job: The job, whose parts ``SegmentWriter`` wrote.
@@ -168,7 +169,7 @@ def convert(
     If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
     frames of videos, the result gets hard links to the videos, or copies if the file system has no links.
 
-    ``images="raw"`` and ``"png"`` keep every pixel. Each new encoding as JPEG changes pixels.
+    ``images="raw"`` and ``"png"`` keep every pixel. Pixels change each time images are encoded as JPEG.
 
     Args:
         stream: The rows and their metadata. If the data state no alignment, the result states no alignment. Nonzero
@@ -189,7 +190,8 @@ def convert(
 
             - ``target`` exists, or its suffix belongs to another type of file
             - options contradict each other
-            - an unfinished conversion of another source has the same target, or another process is writing it
+            - an unfinished conversion of another source has the same target, or another process is writing to the
+              target
             - the source changed between interruption and resumption
             - ``images`` is set for rows without images, or the rows have videos and ``target`` is a file
         ImportError: Reading frames of videos needs PyAV, which is not installed.
@@ -507,7 +509,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
 
 
 def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> list[int]:
-    """Return the index of each block's first row, and the number of rows.
+    """Return the index of each block's first row, followed by the total number of rows.
 
     A block consists of complete episodes, about ``block_rows`` rows.
     """
@@ -559,7 +561,8 @@ class Work:
     folder: Path
 
     def run(self, block: tuple[int, int, int]) -> tuple[Part, pa.Schema]:
-        """Write the function's result for a block, given by index, first row and end; return the part and its schema.
+        """Compute and write the result for one block, given the block's index, its first row and the row after its last
+        row. Return the part and its schema.
 
         Raises:
             WorkerError: The function raised an error.
@@ -587,7 +590,7 @@ class Work:
         return part, table.schema
 
     def source_digest(self, part: Part) -> str:
-        """Return the digest of the rows in the current source that belong to a part."""
+        """Return the digest of the rows of a part, as the source contains them now."""
         return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
 
 
@@ -596,7 +599,9 @@ def _called(begin: int, end: int) -> str:
 
 
 def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> pa.Table:
-    """Return rows ``begin .. end - 1`` as one table; columns that a segment lacks are null."""
+    """Return rows ``begin .. end - 1`` as one table; a column that does not exist in a segment is null in the rows of
+    this segment.
+    """
     parts, first = [], 0
     for segment in snapshot.segments:
         low, high = max(begin - first, 0), min(end - first, segment.num_rows)
@@ -642,7 +647,7 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
-    """Return the rows with the columns that a function returned.
+    """Return the rows, with changed and new columns from the dict that the user's function returned.
 
     Changed columns keep their positions; new columns are last.
     """

@@ -116,7 +116,9 @@ class _Checkpoint:
     files: dict[str, Path]
 
     def added(self) -> int | None:
-        """Return how many transitions were ever added to the ring; None if this is not stored."""
+        """Return how many transitions were added to the ring buffer since its creation; None if the checkpoint does not
+        store this count.
+        """
         file = self.files["observation"].with_name(f"add_count_ckpt.{self.number}.gz")
         if not file.exists():
             return None
@@ -208,7 +210,8 @@ class _Padding:
     """Removes the rows of zeros before an episode, and marks where episodes begin.
 
     With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. The last two rows
-    are always held back, because ``count`` rows of zeros are padding, but fewer rows of zeros are not.
+    are always held back, because the next rows determine whether they are padding: fewer than ``count`` rows of zeros
+    are not padding.
 
     Args:
         count: Number of rows of zeros before an episode; fewer rows of zeros are not padding.

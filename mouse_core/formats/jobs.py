@@ -216,7 +216,9 @@ def _parts_of(function: Any) -> list[tuple[str, Any]]:
 
 
 def _read_of(module: ModuleType, called: str, names: set[str]) -> list[tuple[str, Any]]:
-    """Return the values of names in a module and in the modules that it refers to, except installed packages."""
+    """Return the values of ``names`` in a module and in the modules that these values refer to, except installed
+    packages.
+    """
     parts: list[tuple[str, Any]] = []
     todo, seen = [(called, module)], [module]
     while todo:
@@ -373,7 +375,7 @@ class Job:
 
     Args:
         folder: The folder of the parts.
-        what: Name of the function that runs the job; messages begin with it.
+        what: Name of the function that runs the job; error messages begin with this name.
         fingerprint: All inputs of the result, by name.
         in_order: Whether a part can be kept only if all parts before it are kept.
 
@@ -431,7 +433,7 @@ class Job:
             self.save()
 
     def save(self) -> None:
-        """Write the note if a part is finished; raise OSError if that fails."""
+        """Write the note if a part is finished; raise OSError if the note cannot be written."""
         if not self.parts:
             return
         began = time.monotonic()

@@ -2,8 +2,9 @@
 
 A layout states which arrays hold actions, rewards and so on.
 
-The last observation of an episode is stored if the episode has one observation more than actions, or has next
-observations. If the last observation is not stored, ``final`` determines the treatment of the last transition.
+The last observation of an episode is stored if the episode has one observation more than actions, or if the file has an
+array of next observations. If the last observation is not stored, ``final`` determines the treatment of the last
+transition.
 
 The parts of this module in order: layouts in Python or YAML, layouts with a name, trees and their arrays, episodes, and
 the reader.
@@ -103,10 +104,10 @@ class Aligned:
 class TreeLayout(Aligned):
     """The paths of observations, actions and other roles in a tree of groups and arrays (HDF5, zarr and npz files).
 
-    A path names an array or a group. A group stands for all arrays below it that no other path of the layout names.
-    In all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given
-    as a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths.
-    One name may be empty; the array at its path gets the column name that a single path would get.
+    A path names an array or a group. A group stands for all arrays below it that no other path of the layout names. In
+    all paths ``*`` stands for the name of an episode. A path that ends in ``?`` is optional. Several paths are given as
+    a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths. One
+    name in a mapping can be empty: the array at its path gets the same column name as an array at a single path.
 
     If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
     file is an episode. If neither is used, episodes end at the rows that ``episode_ends`` or ``is_last`` mark or,
@@ -740,9 +741,7 @@ def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any],
 
 
 def _hint(role: str, path: str, layout: TreeLayout) -> str:
-    """Return, for an array of metadata that cannot be read, the part of the error text that says what to do; "" for
-    other roles.
-    """
+    """Return the remedy for an error message about an unreadable array of metadata; "" for other roles."""
     group = layout.group()
     below = path.split("/")[len(group.split("/")) if group else 0 :]
     place = "/".join([group, *below]).lstrip("/")
@@ -957,7 +956,7 @@ def _starred(file: Tree, layout: TreeLayout, lead: str, number: int) -> Iterator
 
 
 def _ends_in_nan(file: Tree, arrays: Sequence[Array]) -> bool:
-    """Whether all values of the last action are NaN: no action was taken on the last observation."""
+    """Whether all values of the last action are NaN, which means that no action follows the last observation."""
     actions = [array for array in arrays if array.role == "action"]
     if any(array.rows < 2 for array in actions):
         return False
@@ -1118,7 +1117,7 @@ def _first(trees: Iterator[Tree], layout: TreeLayout, where: str) -> tuple[Tree,
 
 
 def _unnamed(file: Tree, layout: TreeLayout, first: RowRange) -> list[str]:
-    """Return the paths of arrays in the first episode that the layout does not name."""
+    """For the first episode, return the paths of the arrays that the layout does not name."""
     group = layout.group()
     if group in layout.leads():
         return []  # the arrays of an episode have no separate group
@@ -1180,7 +1179,9 @@ def _rows(
 
 
 def _rows_of(file: Tree, row_range: RowRange, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
-    """Yield the rows of a ``RowRange``, ``size`` at a time; ``rows`` can keep the last rows for a later call."""
+    """Yield the rows of a ``RowRange`` in pieces of ``size`` transitions; ``rows`` can hold the last rows back until a
+    later call.
+    """
     if row_range.marked:
         yield from _marked_rows(file, row_range, size, types)
     else:

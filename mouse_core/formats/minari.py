@@ -201,7 +201,7 @@ def _flat(spec: Any, kind: pa.DataType) -> Any:
 def arrow_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Spaces, *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[EpisodeSlice]:
-    """Yield pieces of all episodes in a folder of Arrow or Parquet files, with the arguments of ``h5_pieces``."""
+    """Yield pieces of all episodes in a folder of Arrow or Parquet files; see ``h5_pieces`` for the arguments."""
     suffix = metadata["data_format"]
     for number in sampled(int(metadata.get("total_episodes", 0)), sample):
         folder = path / str(number)
@@ -401,7 +401,7 @@ class _H5Episode:
         ]
 
     def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> EpisodeSlice:
-        """Return the piece for values that were read from row ``begin`` on."""
+        """Return the piece for values whose first row has the index ``begin`` in the episode."""
         parts: tuple[dict[Location, Any], dict[Location, Any]] = ({}, {})
         with reading(self._path, at=self._where):
             for (location, moves), value in zip(self._leaves, values, strict=True):

@@ -304,7 +304,7 @@ def names_of_arrays(path: Path) -> list[str]:
 
 
 def is_ogbench(path: Path) -> bool:
-    """Whether a path is a file of ``numpy.savez``."""
+    """Whether a path is a file that ``numpy.savez`` wrote, which is the file type of OGBench."""
     return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 

@@ -233,7 +233,7 @@ def _metadata_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay:
     Args:
         metadata: The metadata before the change.
         changed: New encodings by column.
-        frames_stay: Whether other columns still refer to frames of the listed videos.
+        frames_stay: Whether other columns still refer to frames of the videos in the metadata.
 
     Raises:
         SchemaError: A field crops or resizes video frames.

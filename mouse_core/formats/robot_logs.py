@@ -283,7 +283,9 @@ def _bag(folder: Path) -> Recording:
 
 
 def _recording(path: Path, files: Sequence[Path], mode: str = "none") -> Recording:
-    """Return the recording of some files. Raise ConfigError for SQLite files, and for files that rosbag2 compressed."""
+    """Return the ``Recording`` that consists of the given files. Raise ConfigError for SQLite files, and for files that
+    rosbag2 compressed.
+    """
     if not files or mode != "none" or any(file.suffix in (".db3", ".zstd") for file in files):
         raise ConfigError(
             f"{path}: expected MCAP files that rosbag2 did not compress, found {[file.name for file in files[:4]]} "
@@ -354,15 +356,15 @@ class TopicLayout(Aligned):
     """Selects the values of topics that become columns, and the times that become steps.
 
     A path is a topic and fields of its messages: ``/joint_states.position``, ``/tf.transforms[0].transform``,
-    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by their
-    names in the message's list ``name``; a message that lacks one of these names is skipped. The path of a message
-    selects all numbers of the message in order, without the header. The path of an image selects the pixels. The path
-    of a text selects the text. Several paths are given as a list, or as a mapping from names to paths.
+    ``/imu.orientation_covariance[0:3]``. ``/joint_states.position[shoulder, elbow]`` selects two values by their names
+    in the message's list ``name``; a message without one of these names is skipped. The path of a message selects all
+    numbers of the message in order, without the header. The path of an image selects the pixels. The path of a text
+    selects the text. Several paths are given as a list, or as a mapping from names to paths.
 
     Every recording is an episode with a step for each tick of a clock. At each tick, the message of a topic is either
-    the nearest in time or the last before the tick (``match``), and at most ``tolerance`` seconds away. If a topic has
-    no such message, ``gaps`` determines whether an error is raised or the episode ends. Missing values are never
-    replaced by older values.
+    the nearest message in time or the last message before the tick (``match``). The message is at most ``tolerance``
+    seconds away from the tick. If a topic has no such message, ``gaps`` determines whether an error is raised or the
+    episode ends. Missing values are never replaced by older values.
 
     Args:
         observation: Observed values.
@@ -428,7 +430,7 @@ class TopicLayout(Aligned):
         self.columns()
 
     def columns(self) -> list[Column]:
-        """Return all columns of the layout; if a role has a single path, the name of its column is empty.
+        """Return all columns of the layout; if a role has a single path, ``Column.name`` is empty.
 
         Raises:
             ConfigError: A path, a tolerance or ``match`` is invalid.
@@ -769,7 +771,9 @@ def is_of(message: Mapping[str, Any], names: tuple[str, ...], place: Place) -> b
 
 
 def names_beside(message: Any) -> list[str] | None:
-    """Return a message's names for the items of its lists of numbers; None if the message has no names."""
+    """Return the list ``name`` of a message, which names the items of its lists of numbers; None if the message has no
+    such list.
+    """
     for key in _NAMES:
         names = message.get(key) if isinstance(message, Mapping) else None
         if isinstance(names, list) and all(isinstance(one, str) for one in names) and names:
@@ -778,7 +782,8 @@ def names_beside(message: Any) -> list[str] | None:
 
 
 def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, ...]]:
-    """Return the value at a path, and the message's names for the numbers; no names if the path contains names.
+    """Return the value at a path, and the names of its numbers in the message; no names are returned if the path
+    contains names.
 
     Raises:
         DataError: The path has no value, or its value cannot be a column.
@@ -805,7 +810,7 @@ def value_at(message: Mapping[str, Any], place: Place) -> tuple[Any, tuple[str, 
 
 
 def _step(value: Any, part: Any, place: Place) -> Any:
-    """Return a field of a message, or an element of a list, or a slice of a list."""
+    """Return a field of a message, or an element or a slice of a list."""
     if isinstance(part, str):
         if not isinstance(value, Mapping) or part not in value:
             present = list(value)[:20] if isinstance(value, Mapping) else "a value"
@@ -952,7 +957,8 @@ class AlignedRecording:
     Args:
         recording: The recording.
         layout: The layout.
-        names: Names of the numbers at each path in earlier recordings; the names in this recording are added.
+        names: By path, the names of the numbers in earlier recordings. The names in this recording are added to this
+            dict.
 
     Raises:
         DataError: A file is damaged, a topic has no messages, or no message is within the tolerance of a tick and
@@ -1013,7 +1019,9 @@ class AlignedRecording:
         return as_arrays, {source: np.array(some, np.int64) for source, some in ordinals.items()}, numbers
 
     def _aligned_ticks(self, numbers: list[float]) -> tuple[Times, list[tuple[int, int]]]:
-        """Return the ticks, and for each episode the index of its first tick and of the tick after its last tick."""
+        """Return the ticks, and two indices for each episode: the index of its first tick, and the index of the tick
+        after its last tick.
+        """
         order = {source: np.argsort(times, kind="stable") for source, times in self._times.items()}
         ascending = {source: self._times[source][places] for source, places in order.items()}
         with reading(str(self.recording.path)):
@@ -1126,7 +1134,7 @@ class AlignedRecording:
     def _read_values(
         self, wanted: Mapping[Column, Mapping[int, int]], held: Mapping[Column, dict[int, Any]]
     ) -> Iterator[int]:
-        """Decode the selected values into ``held``; yield the index of each message that was read."""
+        """Decode the selected values and store them in ``held``; yield the index of each message after it was read."""
         seen = dict.fromkeys(self._places, 0)
         by_source: dict[Source, list[Column]] = {}
         for column in self.columns:
@@ -1165,8 +1173,8 @@ def _number(value: Any, place: Place) -> float:
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
     """Return ticks at a rate, from the first message to the last.
 
-    One tick is at the first message of the topic that starts last; the other ticks lie before and after it, at equal
-    distances.
+    One tick is at the first message of the topic that starts last; the other ticks lie before and after this tick, at
+    equal distances.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.
@@ -1224,10 +1232,11 @@ def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[T
 
 
 def runs_of(whole: npt.NDArray[np.bool_], numbers: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Return the index of each episode's first tick, and the index after the last; an episode has two or more ticks.
+    """Return the index of each episode's first tick, and the index after its last tick; an episode has two or more
+    ticks.
 
     Args:
-        whole: For each tick, whether all columns have a value.
+        whole: For each tick, whether every column has a value at the tick.
         numbers: Number of the episode at each tick; 0 for a tick outside of episodes.
     """
     running = np.where(whole, numbers, 0)

@@ -79,9 +79,9 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 
 def _least_bytes(schema: pa.Schema) -> int:
-    """Return the smallest possible size of a row in memory in bytes, from the types.
+    """Return the smallest possible size of a row in memory in bytes, computed from the types of its columns.
 
-    In Parquet, a row may be far smaller.
+    In a Parquet file, a row can be far smaller.
     """
     known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
     return sum(
@@ -199,7 +199,7 @@ def _schema_of(file: Path) -> pa.Schema:
 
 
 def _description_of(file: Path) -> DatasetMetadata:
-    """Return the metadata of the dataset that an Arrow file belongs to, from the dataset's JSON description."""
+    """For an Arrow file, return the metadata of its dataset, which the JSON description beside the file contains."""
     info = file.parent / _INFO
     described = read_json_object(info) if file.suffix == ".arrow" and info.is_file() else {}
     return read_metadata(str(described.get("description", "")), label=str(info))

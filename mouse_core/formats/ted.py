@@ -51,7 +51,8 @@ _GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion: without data, the decorated conversion returns a function with the given options bound.
+    """Decorate a conversion: if it is called without data, it returns a function of the data with the given options
+    bound.
 
     TorchRL's hooks need such a function.
     """
@@ -211,7 +212,7 @@ def Flat2TED(
 
     Raises:
         SchemaError: There is no ``done``.
-        DataError: An array has another length than the number of steps or observations.
+        DataError: The length of an array is neither the number of steps nor the number of observations.
     """
     entries, done = _memory_entries(data, shift_key, is_full_key), _in_next(done_key)
     steps = _all_steps(entries, done=done, done_keys=done_keys, reward_keys=reward_keys)
@@ -386,7 +387,9 @@ _DTYPES = {
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
 
 Lane = tuple[int, int]
-"""Two numbers: how many leading dimensions are for time and environments, and the flat index of one environment."""
+"""Selects one environment. Two numbers: the number of leading dimensions (time and environments), and the flat index of
+the environment.
+"""
 
 
 @dataclass(frozen=True)
@@ -463,7 +466,9 @@ def _file_entries(file: H5File) -> Entries:
 
 
 def _described(where: str, tree: Any) -> tuple[dict[Key, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return the shapes of the arrays in a tree, and the shapes of the single numbers at the root of the tree."""
+    """Return two dicts: the shapes of the arrays in a tree, and the shapes of the single numbers at the root of the
+    tree.
+    """
     shapes: dict[Key, tuple[int, ...]] = {}
     singles: dict[str, tuple[int, ...]] = {}
     for path, item in leaves(tree):
@@ -546,7 +551,7 @@ def opened(root: Path) -> Iterator[Entries]:
         root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
 
     Raises:
-        ConfigError: The path has another kind of data.
+        ConfigError: The path holds none of these.
         SchemaError: The file has trajectories of another library.
         DataError: The data are damaged.
     """
@@ -610,7 +615,7 @@ class MemmapArray:
 
 
 def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
-    """Return the arrays of a folder by path, and its other values by path. The rows of a nested tensor are joined.
+    """Return two dicts by path: the arrays of a folder, and its other values. The rows of a nested tensor are joined.
 
     Raises:
         DataError: A description or file is damaged or missing, or the size of a file differs from its description.
@@ -872,8 +877,8 @@ def _count_steps(entries: Entries, done: Key = ("done",)) -> int:
 
 
 def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
-    """Return how many positions a ring has for each environment, how many environments, how many used positions, and
-    whether the ring is full.
+    """Return four values: the number of positions of a ring for each environment, the number of environments, the
+    number of used positions, and whether the ring is full.
     """
     numbers = entries.numbers
     shape = numbers.get("_storage_shape") or [steps]
@@ -891,7 +896,7 @@ def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
 
 
 def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:
-    """Return the keys with a value for each observation, and the keys with a value for each step."""
+    """Return two groups of keys: keys with a value for each observation, and keys with a value for each step."""
     for key, (found, *_) in entries.shapes.items():
         if found not in (steps, observations):
             raise damaged(
@@ -904,7 +909,7 @@ def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Ke
 
 
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
-    """Return the number of steps to read at a time: at most ``batch_rows``, and at most 16 MB."""
+    """Return the number of steps to read at a time: at most ``batch_rows``, and at most as many as fit into 16 MB."""
     each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
     return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
@@ -978,7 +983,9 @@ def _rows(root: Path, one_hot: bool, batch_rows: int) -> Iterator[Columns]:
 
 
 def _transitions(block: StepBlock, ended: bool, root: Path, one_hot: bool) -> tuple[Columns, Columns, Bools, Columns]:
-    """Return the arguments of ``TransitionRows.add``; ``ended`` is whether the step before ended a trajectory."""
+    """Return the arguments of ``TransitionRows.add``; ``ended`` states whether the step before this block ended a
+    trajectory.
+    """
     beside = _beside(block)
     names = {key[0] for key in (*block.root, *beside)}
     for name in ("action", "reward"):
@@ -1051,7 +1058,9 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 
 
 def _beside(block: StepBlock) -> Arrays:
-    """Return ``other`` of a block without done flags at the root; ``next`` is removed from the keys."""
+    """Return the values ``other`` of a block, except done flags at the root; the leading "next" is removed from each
+    key.
+    """
     return {key[1:] if key[0] == "next" else key: values for key, values in block.other.items() if key not in _DONE}
 
 
@@ -1095,7 +1104,7 @@ def write_ted(stream: RowStream, path: str | os.PathLike[str]) -> int:
 
 
 def _entries(rows: Columns, ends: Bools) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-    """Yield the keys of entries, with the values that are appended to each entry for some rows of an episode.
+    """For some rows of an episode, yield the key of each entry, and the values to append to the entry.
 
     For example, rows 0 1 2 3 give three steps, from rows 0 1 2 to rows 1 2 3.
     """

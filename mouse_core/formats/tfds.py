@@ -43,7 +43,8 @@ from mouse_core.spec import check_choice
 
 
 def masked_crc32c(data: Any) -> int:
-    """Return the CRC-32C of bytes in the form that TFRecord stores: rotated by 15 bits, plus a constant.
+    """Return the CRC-32C of ``data`` in the form that TFRecord stores: the CRC is rotated by 15 bits, and a constant is
+    added.
 
     Raises:
         ImportError: google-crc32c is not installed.
@@ -57,7 +58,7 @@ def masked_crc32c(data: Any) -> int:
 
 
 NamedRecords = Iterator[tuple[bytes, str]]
-"""Pairs of the bytes of a record, and the name of the record for error messages."""
+"""An iterator over pairs: the bytes of a record, and the name of the record for error messages."""
 
 
 def tfrecords(path: str | os.PathLike[str]) -> NamedRecords:
@@ -125,7 +126,7 @@ READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "arr
 __all__ = ["read_tfds"]
 
 Feature = npt.NDArray[Any] | list[bytes]
-"""A feature's values: int64 or float32 ``[n]``, or byte strings."""
+"""The type of a feature's values: int64 or float32 ``[n]``, or byte strings."""
 
 
 @cache
@@ -377,7 +378,8 @@ def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
 
 
 def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
-    """Return the common shape of ``n`` values that have ``numbers`` elements in total; None if no shape fits.
+    """Return the shape of each of ``n`` values of equal shape, which have ``numbers`` elements in total; None if no
+    shape fits.
 
     One size may be unknown: if two values of shape ``(None, 3)`` have 12 elements, each has the shape ``(2, 3)``.
     """
@@ -426,7 +428,9 @@ def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
 
 
 def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) -> npt.NDArray[Any]:
-    """Return sequences of values as ``[n, length, ...]`` if all have equal length, else as an array of objects."""
+    """Return sequences of values as an array ``[n, length, ...]`` if all sequences have equal length, else as an array
+    of objects.
+    """
     where = f"feature {leaf.name!r}"
     if leaf.name in features:
         # The record has no separate lengths for an outermost sequence.

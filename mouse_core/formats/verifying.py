@@ -114,7 +114,7 @@ def _verify_store(root: Any, digest: str | None, progress: bool, options: dict[s
 
 
 def _check_digest(path: Any, digest: str | None, found: str | None) -> None:
-    """Raise DataError if a digest was given and differs from the digest of the rows."""
+    """Raise DataError if the caller gave a digest that differs from the digest of the rows."""
     if digest is not None and found != digest.strip().lower():
         raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
 

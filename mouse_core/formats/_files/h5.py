@@ -1,8 +1,8 @@
 """Reads HDF5 files in a separate process.
 
 The HDF5 library trusts the content of files: a damaged file can cause an endless loop, exhaust the memory or crash the
-process. So another process reads the file, with limits of time and memory. If the reading process fails, this process
-raises an error.
+process. Therefore a separate process, with limits of time and memory, reads the file. If the separate process fails,
+the calling process raises an error.
 """
 
 from __future__ import annotations
@@ -85,17 +85,18 @@ class H5File:
             raise ConfigError(f"{path}: expected an HDF5 file, found {found}")
 
     def names(self, path: str = "/") -> list[str]:
-        """Return the names of the items in a group, in the order of the file."""
+        """Return the names of the items in a group, in the order in which the file stores the items."""
         names: list[str] = self._ask({"do": "names", "path": path})[0]["names"]
         return names
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return descriptions of the items at some paths and of all items below them, without the values of datasets.
+        """Return, for each path, a description of the item there and of all items below it, without the values of
+        datasets.
 
         Returns:
-            A tree for each path; None for a path without an item. A group has ``kind`` "group" and ``items`` by name; a
-                dataset has ``kind`` ("number", "text", "ragged", "empty" or "other"), ``shape`` and ``dtype``;
-                both have ``attributes``.
+            A tree for each path; None for a path without an item. A group has ``kind`` "group" and ``items``, a dict
+                from names to descriptions; a dataset has ``kind`` ("number", "text", "ragged", "empty" or "other"),
+                ``shape`` and ``dtype``; both have ``attributes``.
 
         Raises:
             DataError: The file is damaged, or a dataset's shape needs more bytes than are stored.
@@ -104,7 +105,9 @@ class H5File:
         return found
 
     def attributes(self, items: Sequence[tuple[str, str]]) -> list[Any]:
-        """Return attributes as JSON values, by item path and attribute name; None for a missing attribute."""
+        """Return the value of each attribute as a JSON value, or None for a missing attribute. Each of ``items`` is the
+        path of an item and the name of its attribute.
+        """
         found: list[Any] = self._ask({"do": "attributes", "items": [list(item) for item in items]})[0]["values_of"]
         return found
 

@@ -1,4 +1,4 @@
-"""Read an HDF5 file in a separate process, so that a damaged file can crash or hang only this process.
+"""Read an HDF5 file in a separate process, so that a damaged file can crash or hang only the separate process.
 
 The script takes a file's path. Each request is a line of JSON; the answer is a line of JSON and the bytes that this
 line announces. The script imports nothing of this package, so that it starts quickly.
@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 MEMORY = 3 << 30
-"""Limit of the process's address space in bytes, including its libraries. A chunk that needs more memory cannot be
-read.
+"""Limit of the address space of the reading process in bytes. The limit includes the libraries of the process. A chunk
+that needs more memory cannot be read.
 """
 
 DEPTH = 16
@@ -152,7 +152,9 @@ class Opened:
         return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
 
     def _lacking_filters(self, dataset: Any) -> list[str]:
-        """Return the dataset's compression filters that this installation lacks, even with hdf5plugin."""
+        """Return the compression filters that the dataset needs and that neither h5py nor an installed hdf5plugin
+        provides.
+        """
         described, available = dataset.id.get_create_plist(), self._h5py.h5z.filter_avail
         filters = [described.get_filter(number) for number in range(described.get_nfilters())]
         if not all(available(one[0]) for one in filters):

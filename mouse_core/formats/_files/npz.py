@@ -48,7 +48,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 class _DType:
-    """A dtype in a pickle; its state has the byte order."""
+    """Stands for a dtype in a pickle; the pickled state contains the byte order."""
 
     def __init__(self, name: Any) -> None:
         self.name = name if isinstance(name, str) else ""
@@ -60,7 +60,7 @@ class _DType:
 
 
 class _Array:
-    """An array in a pickle; its state has version, shape, dtype, order, and bytes or a list."""
+    """Stands for an array in a pickle; the pickled state contains version, shape, dtype, order, and bytes or a list."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class _Array:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """Create an array as NumPy does in newer pickles."""
+    """Create an array from a buffer, like the NumPy function that newer pickles name."""
     found = _Array()
     found.__setstate__((1, shape, dtype, order == "F", data))
     return found
@@ -132,10 +132,10 @@ def npy_header(file: BinaryIO | Any, where: str) -> tuple[tuple[int, ...], bool,
 
 
 class NpyRows:
-    """Reads the rows of an array in the format of ``numpy.save`` in order.
+    """Reads, from first to last, the rows of an array that ``numpy.save`` wrote.
 
     Args:
-        file: A stream of bytes at the beginning of the array.
+        file: A binary stream, positioned at the beginning of the array.
         where: Name of the array for error messages.
 
     Raises:
@@ -284,7 +284,7 @@ class NpzTree:
     def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
         """Read rows of several arrays.
 
-        To read rows before the current position, an array is read again from its beginning.
+        If the requested rows of an array lie before the current position, the array is read again from its beginning.
         """
         return [self._rows(path.strip("/"), first, stop) for path, first, stop in items]
 

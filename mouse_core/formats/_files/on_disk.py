@@ -1,4 +1,4 @@
-"""Selects the files of a folder that contain its rows; any other data file in the folder causes an error.
+"""Selects the files in a folder that contain the rows of a dataset; any other data file in the folder causes an error.
 
 If a folder has other data besides the files of one dataset, an error is raised, because the reader cannot know which
 files are intended.
@@ -87,7 +87,7 @@ def is_there(root: Path) -> bool:
 
 
 def left_out(root: Path) -> list[str]:
-    """Return the names of the files in a folder whose rows are derived from the other files."""
+    """Return the names of cache files in a folder: their rows were computed from the rows of the other files."""
     return sorted(file.name for file in _folder(root) if _CACHE.fullmatch(file.name))
 
 
@@ -169,9 +169,9 @@ def _folder(folder: Path) -> list[Path]:
 
 
 def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
-    """Return the names in a description.
+    """Return the file names that a JSON description lists.
 
-    Raise DataError unless the names are different names of files in the same folder.
+    Raise DataError if a name occurs twice, or is not the name of a file in the same folder.
     """
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
@@ -207,7 +207,7 @@ def _is_index(file: Path) -> bool:
 
 
 def npz_names(file: Path) -> list[str]:
-    """Return the names in a zip file of ``numpy.savez``; empty for another file."""
+    """Return the names in a zip file that ``numpy.savez`` wrote; for any other file, return an empty list."""
     if not file.is_file():  # opening a pipe would block
         return []
     try:

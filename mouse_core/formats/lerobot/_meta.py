@@ -127,12 +127,13 @@ class Videos:
     def find(
         self, key: str, rows: Int64s, episode: Int64s, times: Floats
     ) -> Iterator[tuple[int, str, Exception | None]]:
-        """Find the video frames of a camera. Yield each episode that lacks a frame, the reason, and the file's error.
+        """Find the video frames of a camera. For each episode with a missing frame, yield its position, the reason, and
+        the error of the video file, if any.
 
         Args:
             key: The camera.
             rows: Index of each row among all frames of the dataset.
-            episode: Position of the episode of each row.
+            episode: For each row, the position of the row's episode among all episodes.
             times: Time of each row in its episode, in seconds.
         """
         of, begins = (values[episode] for values in self._where[key])
@@ -281,7 +282,7 @@ class Frames:
         return typed(typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
     def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
-        """Yield each row whose image of a camera is missing or has another shape, with the reason."""
+        """Yield the index of each row whose image of the camera is missing or has a wrong shape, and the reason."""
         feature = self.described.features[key]
         return unreadable_images(batch.column(key), key, feature.shape, pixel(feature))  # type: ignore[arg-type]
 
@@ -293,9 +294,9 @@ class Frames:
         return {key: encoded_images(batch.column(key)) for key in keys}
 
     def batch(self, rows: Columns, schema: pa.Schema, *, where: str) -> pa.RecordBatch:
-        """Return rows with images in the form of the schema.
+        """Return a record batch with the types of ``schema``, including images and video frames.
 
-        If the observation of a row is missing, the row's time becomes one frame later.
+        If the observation of a row is missing, the duration of one frame is added to the row's time.
         """
         if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
             late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
@@ -326,7 +327,7 @@ class Frames:
         return {key: column_of(key) for key in self.pictures if self.described.features[key].dtype == "video"}
 
     def unlike(self, batch: pa.RecordBatch, rows: npt.NDArray[np.int64], file: _Path) -> Iterator[tuple[int, str]]:
-        """Yield the index of each episode that has other frame numbers than the expected numbers ``rows``, and the
+        """Yield the index of each episode whose frame numbers differ from the expected numbers ``rows``, and the
         reason.
         """
         index, (episode, number) = self.episodes.index, self.episodes.places(rows)
@@ -352,7 +353,7 @@ class Frames:
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
 
     def unreadable(self, batch: pa.RecordBatch, keys: Iterable[str]) -> Iterator[tuple[int, str]]:
-        """Yield each row with a value whose shape differs from the feature's shape, and the reason."""
+        """Yield the index of each row with a value whose shape differs from the feature's shape, and the reason."""
         for key in keys:
             feature, column = self.described.features[key], batch.column(key)
             values = read_values(column)

@@ -196,7 +196,7 @@ def read_lerobot(
             features, or files are damaged. ``notes`` name these episodes. All files are read first, and all frames are
             decoded. If the recording was interrupted, all of its complete episodes are read.
         tolerance: Largest distance in seconds between a video frame and a row's "timestamp", like LeRobot's
-            ``tolerance_s``; by default 0.0001, plus the rounding of the numbers.
+            ``tolerance_s``; by default 0.0001, plus the rounding error of the stored times.
         batch_rows: Approximate number of rows of a batch; fewer if rows are large.
 
     Raises:

@@ -51,7 +51,8 @@ _LARGE, _KEPT = 300, 150
 class EpisodeStats:
     """Computes statistics of an episode.
 
-    Memory holds all numbers of the episode. For images, it holds only the number of occurrences of each pixel value.
+    All numbers of the episode stay in memory. For images, only the number of occurrences of each pixel value stays in
+    memory.
 
     Args:
         pictures: The features that are images.
