@@ -1,4 +1,4 @@
-"""Replay buffers: storages, writers, samplers and transforms that compose."""
+"""Replay buffers, and the parts that a buffer combines: storages, writers, samplers and transforms."""
 
 from mouse_core.replay.buffer import BaseBuffer, Drawn, PrioritizedReplayBuffer, ReplayBuffer, query
 from mouse_core.replay.device import Slices

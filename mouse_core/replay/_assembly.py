@@ -32,8 +32,8 @@ Collate = Callable[[Sequence[Any]], Any]
 """A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches."""
 
 _TRAJECTORY_ID = "traj_id"
-"""Name of the trajectory numbers. Both a draw and stored rows may have this field; the batch then gets the stored
-field.
+"""The name of the field of trajectory numbers. If both a draw and the stored rows have this field, the batch gets the
+stored field.
 """
 
 REDUCTIONS = ("max", "mean", "min", "median", "sum")
@@ -43,12 +43,14 @@ _STACKABLE = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
 
 def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
-    """Return a batch: ``rows`` as the storage returned them, with ``index`` and the other fields of the draw.
+    """Return a batch: the fields of ``rows``, which the storage returned, and ``index`` and the other fields of the
+    draw.
 
     If the rows are not a dict, they become the field ``data``.
 
     Raises:
-        SchemaError: A field of the rows has the name of a field of the draw, or items of a list cannot be stacked.
+        SchemaError: A field of the rows has the name of a field of the draw, or the items of a list of rows cannot be
+            stacked.
     """
     if collate is not None:
         rows = collate(rows if isinstance(rows, list) else [row_of(rows, at) for at in range(draw.index.shape[0])])
@@ -76,21 +78,22 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
 def rows_behind(
     index: Slots, storage: Storage, steps: int, episodes: Sequence[EpisodeIndex] = ()
 ) -> tuple[Slots, npt.NDArray[np.bool_]]:
-    """Return the slots of drawn rows, and of the ``steps`` rows that follow each drawn row in its stream.
+    """Return the slots of drawn rows, and the slots of the ``steps`` rows that follow each drawn row in its stream.
 
     In a ring, the slot after the newest row holds the oldest row, which is not a following row. Example: after 11 rows
-    were written to a ring of 8 slots, the newest row, row 10, lies in slot 2, and row 9 in slot 1. For slot 1 and 2
-    steps, the result is the slots 1, 2, 2 with the mask True, True, False.
+    were written to a ring of 8 slots, the newest row, row 10, lies in slot 2, and row 9 in slot 1. For the drawn slot 1
+    and ``steps`` 2, the result is the slots 1, 2, 2 with the mask True, True, False.
 
     Args:
         index: Drawn slots, int64 ``[batch]``.
         storage: The storage of the rows.
         steps: The number of following rows for each drawn row.
-        episodes: Episode indexes; a following row is valid only if, in every index, both rows lie in the same episode.
+        episodes: Episode indexes; a following row is valid only if every index has it in the same episode as the drawn
+            row.
 
     Returns:
-        Slots, int64 ``[batch, 1 + steps]``, and a mask of the valid slots, bool of the same shape. The slot of the
-        newest row is repeated for rows that do not exist.
+        Slots, int64 ``[batch, 1 + steps]``, and a mask of the valid slots, bool of the same shape. For a following row
+        that does not exist, the slot of the newest row is returned.
     """
     written, capacity, stride = storage.written, storage.capacity, storage.num_envs
     # Row n lies in slot n % capacity, and the newest is row written - 1.
@@ -133,7 +136,9 @@ def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
 
 
 def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
-    """Overwrite the values of all fields with ``pad``, or with an empty value, where the mask ``where`` is set."""
+    """Overwrite all fields with ``pad`` where the mask ``where`` is True; fields of texts or of arrays that vary in
+    shape get empty values.
+    """
     if not where.any():
         return
     for key, leaf in flatten(rows).items():
@@ -153,15 +158,15 @@ def _fill_masked(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
 
 
 def row_of(rows: Any, number: int) -> Any:
-    """Return the row with index ``number`` from gathered rows."""
+    """Return row ``number`` of gathered rows."""
     return rows[number] if isinstance(rows, list) else map_tree(lambda leaf: leaf[number], rows)
 
 
 def count_steps(rows: Any) -> int:
-    """Return how many rows (with ``ndim=2``: time steps) ``rows`` contains, or an upper limit.
+    """Return the number of rows (with ``ndim=2``: of time steps) in ``rows``, or an upper limit of this number.
 
-    A list inside ``rows`` can be a field with one value for each row, or a node of several fields; the larger of both
-    counts is returned.
+    A list inside ``rows`` can be a field with one value for each row, or a node of several fields. Both cases are
+    counted, and the larger count is returned.
     """
     if isinstance(rows, list):
         return len(rows)
@@ -182,15 +187,15 @@ def count_steps(rows: Any) -> int:
 def priorities_in(
     rows: Any, key: FieldKey, *, one: bool, ndim: int = 1, reduction: str | None = None
 ) -> npt.NDArray[np.float64] | None:
-    """Return the priorities ``[n]`` of rows that will be written, from their field ``key``; None if no row has the
-    field.
+    """Return the priorities ``[n]`` in the field ``key`` of rows that will be written; None if no row has the field.
 
     Args:
         rows: The rows; see ``Storage.append``.
         key: The field of priorities.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
         ndim: ``ndim`` of the storage.
-        reduction: Reduces several priorities of a row to one; None: several priorities raise SchemaError.
+        reduction: The function, one of ``REDUCTIONS``, that reduces several priorities of a row to one; None: several
+            priorities of a row raise SchemaError.
 
     Raises:
         DataError: A priority is negative, NaN, infinite or not a number, or only some rows have a priority.
@@ -218,11 +223,11 @@ def priorities_in(
 
 
 def reduce_priorities(values: Any, axes: int, reduction: str | None) -> npt.NDArray[Any]:
-    """Reduce several numbers for each row to one: ``[n, steps]`` becomes ``[n]``.
+    """Reduce several numbers per row to one number per row: ``[n, steps]`` becomes ``[n]``.
 
     Args:
-        values: The numbers; the first ``axes`` axes count rows, and the others are reduced.
-        axes: The number of leading axes that count rows.
+        values: The numbers; the first ``axes`` axes are axes of rows, and all later axes are reduced.
+        axes: The number of leading axes that are axes of rows.
         reduction: One of ``REDUCTIONS``; None: the numbers are unchanged.
     """
     numbers: npt.NDArray[Any] = as_array(values, where="priority")
@@ -240,7 +245,7 @@ def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, cou
     Args:
         rows: The rows, as the storage returned them.
         values: The new values by field, ``[count, ...]`` each.
-        places: The position in ``values`` of each row's new value: row 0 gets the value at ``places[0]``.
+        places: For each row, the position of its new value in ``values``: row 0 gets the value at ``places[0]``.
         count: The number of values of each field.
 
     Raises:
@@ -264,7 +269,7 @@ def replace_fields(rows: Any, values: Mapping[FieldKey, Any], places: Slots, cou
 
 
 def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
-    """Return a tree in which the leaves in ``changes`` are replaced."""
+    """Return a copy of a tree in which the leaves named in ``changes`` have the values from ``changes``."""
     fields = flatten(rows)
     for key in changes:
         if key not in fields:
@@ -274,7 +279,7 @@ def _with_fields(rows: Any, changes: Mapping[FieldKey, Any]) -> Any:
 
 def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
     """Join the priorities of single rows. Return None if no row has a priority; raise DataError if only some rows have
-    one.
+    a priority.
     """
     present = [priority for priority in found if priority is not None]
     if present and len(present) < len(found):
@@ -287,7 +292,9 @@ def _join_priorities(found: list[npt.NDArray[np.float64] | None], key: FieldKey)
 
 
 def _numeric_field(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
-    """Return a field of a tree as a numeric array, or None if it is missing; raise DataError for other values."""
+    """Return a field of a tree as a numeric array, or None if the tree lacks the field; raise DataError if the values
+    are not numeric.
+    """
     if not is_node(rows) or path_of(key)[0] not in dict(children_of(rows)):
         return None
     try:
@@ -314,10 +321,11 @@ def _stack_items(items: list[Any]) -> Any:
 
 
 def named_time(rows: Any) -> tuple[int, int] | None:
-    """If ``rows`` name their batch axes, return the position of the axis "time" and the number of batch axes; else
-    None.
+    """Return the position of the batch axis "time" and the number of batch axes; None if ``rows`` do not name their
+    batch axes.
 
-    TensorDicts may name their axes: the axes of TorchRL's collectors, ``[env, time]``, give (1, 2).
+    TensorDicts may name their axes. Example: TorchRL's collectors have the axes ``[env, time]``, so the result is (1,
+    2).
     """
     if type(rows) is dict or type(rows) is np.ndarray:  # most rows are, and have no names
         return None
@@ -328,7 +336,7 @@ def named_time(rows: Any) -> tuple[int, int] | None:
 
 
 def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
-    """Return rows as ``[time, env, ...]``, and the lengths of their batch axes with time first.
+    """Return rows in the shape ``[time, env, ...]``, and the lengths of the batch axes with the time axis first.
 
     Example: arrays ``[env, agent, time, ...]`` of lengths 2, 3, 5 (``axis`` is 2, ``axes`` is 3) become ``[5, 6,
     ...]``, and the returned lengths are (5, 2, 3).

@@ -2,10 +2,10 @@
 
 A ``ReplayBuffer`` joins four parts behind one lock: a storage holds the rows, a writer chooses the slot of each row, a
 sampler chooses the rows of a batch, and transforms change the batch. ``BaseBuffer`` is the base class of buffers and
-ensembles of buffers. It implements numbered batches, and saves and restores the state.
+ensembles of buffers. The class numbers the batches, and saves and restores the state.
 
 The sampler, transforms with running statistics, and the episode index keep data about every row. The buffer reports
-writes to these objects for many rows at a time: before a draw, and before an unreported row is overwritten.
+written rows to these objects, many rows at a time: before a draw, and before an unreported row is overwritten.
 ``_reported`` counts the rows that were reported. Example: in a ring of 8 slots with ``_reported`` 5 and 7 rows written,
 rows 5 and 6 are unreported. Writing 7 more rows would overwrite row 5 in slot 5, so rows 5 and 6 are reported first.
 """
@@ -84,7 +84,7 @@ Int64s = npt.NDArray[np.int64]
 class Generations:
     """The generation of every slot: the number of rows that were written into the slot, minus 1.
 
-    An index together with its generation always names the same row. A row that is changed in place keeps its
+    An index and a generation together always identify the same row. A row that is changed in place keeps its
     generation.
     """
 
@@ -100,7 +100,7 @@ class Generations:
             self._counts[write.slots] += 1
 
     def reset(self, storage: Storage) -> None:
-        """Increment the generation of every slot, because every row may have changed."""
+        """Increment the generation of every slot; called when any row may have changed."""
         self._make_room(len(storage))
         self._counts = self._counts + 1
 
@@ -130,7 +130,7 @@ class Generations:
 
     @staticmethod
     def of_state(state: Any) -> Generations:
-        """Create the generations from ``state``; raise StateError for an invalid state."""
+        """Restore the generations from ``state``; raise StateError for an invalid state."""
         counts = np.asarray(state.get("counts")) if isinstance(state, Mapping) else np.zeros(1)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or counts.min(initial=0) < 0:
             raise StateError(f"state: expected generations as integers [n], found {state!r:.80}")
@@ -229,10 +229,10 @@ def _rows(buffer: Any, index: Slots, keys: Sequence[FieldKey] | None) -> Any:
 
 
 EPISODE_FIELD = "episode"
-"""The field with the episode number of rows that were copied from a store; one of ``TRAJ_KEYS``."""
+"""The field, one of ``TRAJ_KEYS``, with the episode number of each row that was copied from a store."""
 
 _MOST_UNREPORTED = 1024
-"""Largest number of written rows that are not yet reported to the sampler."""
+"""The largest number of written rows that may be unreported to the sampler."""
 
 
 @dataclass(slots=True)
@@ -240,13 +240,13 @@ class Drawn:
     """Drawn and gathered rows, from which ``finish`` makes a batch.
 
     Args:
-        rows: The rows as the storage returned them; for an ensemble, pairs of a member's index and the ``Drawn`` of
-            this member.
-        draw: The draw of the sampler; for an ensemble, how many windows come from each member.
+        rows: The rows that the storage returned; for an ensemble, pairs of a member's index and this member's
+            ``Drawn``.
+        draw: The draw of the sampler; for an ensemble, the number of windows from each member.
         key: The key of the transforms' random numbers.
         settled: The statistics of each transform with running statistics, at the time of the draw; None without such
             transforms.
-        last: Whether the batch is the last batch of its epoch; set only for loaders that need this information.
+        last: Whether the batch is the last batch of its epoch; set only for loaders that use this value.
     """
 
     rows: Any
@@ -264,11 +264,11 @@ class BaseBuffer:
     in one class; the adapter's buffer and ensemble inherit from this class.
 
     Args:
-        transform: Changes batches: one callable, or a list of callables.
+        transform: One callable that changes each batch, or a list of such callables.
         batch_size: The number of windows in a batch, B, if ``sample`` is called without ``batch_size``.
         seed: In ``[0, 2**64)``.
         collate_fn: A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches.
-        alignment: Alignment of the rows before they are transformed.
+        alignment: The alignment of the rows before the transforms are applied.
 
     Raises:
         ConfigError: An argument is out of range, or a transform needs rows of another alignment.
@@ -292,7 +292,9 @@ class BaseBuffer:
         self._samples = 0
 
     def _place(self, device: Any) -> None:
-        """Check and set the device of batches; classes of adapters support more devices than the host."""
+        """Check and set the device of batches. Here only the host is valid; the classes of adapters support more
+        devices.
+        """
         if device is not None and str(device) != "cpu":
             raise ConfigError(f"device: expected 'cpu' or None for NumPy arrays, found {device!r}")
 
@@ -305,12 +307,12 @@ class BaseBuffer:
 
     @property
     def transform(self) -> Transform | None:
-        """The transforms of batches, joined in one ``Compose``."""
+        """The transforms of batches, combined in one ``Compose``."""
         return self._transform
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment: "arrived" if the action, reward and done led to the row's observation, else "outgoing"."""
+        """The alignment: "arrived" if a row's action, reward and done led to the row's observation, else "outgoing"."""
         return self._alignment
 
     @property
@@ -347,7 +349,8 @@ class BaseBuffer:
         return self.finish(self.draw(batch_size))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches of ``batch_size``: one epoch without replacement, an endless stream with replacement.
+        """Yield batches of ``batch_size`` windows: one epoch if the sampler draws without replacement, else an endless
+        stream.
 
         Raises:
             ConfigError: See ``sample``.
@@ -359,14 +362,14 @@ class BaseBuffer:
             yield self.finish(drawn)
 
     def refresh(self) -> None:
-        """Include new rows of the buffer's ``DatasetStore``: the next sample can draw these rows.
+        """Include the new rows of the buffer's ``DatasetStore``, so that the next sample can draw these rows.
 
         Earlier rows keep their ``index`` and their priorities; new rows get the largest priority, like written rows. A
         sampler without replacement starts a new epoch. If the store dropped its oldest rows, the remaining rows keep
         their priorities, and their ``index`` decreases by the number of dropped rows. Because indices can decrease,
         call ``update_priority`` for earlier batches before you call ``refresh``. If the store was cleared
-        (``clear()``), all priorities start again. The count of samples continues. Like a write, the call changes only
-        later batches.
+        (``clear()``), all priorities are discarded. The index of the next sample does not change. Like a write, the
+        call affects only later batches.
 
         Raises:
             ConfigError: The storage is not a store but a snapshot, a dataset or a storage of written rows; in an
@@ -381,7 +384,7 @@ class BaseBuffer:
         return bool(getattr(getattr(self, "storage", None), "grows", False))
 
     def _refresh(self) -> None:
-        """Perform ``refresh``; the caller holds the locks."""
+        """Implement ``refresh``; the caller holds the locks."""
         raise NotImplementedError
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
@@ -397,7 +400,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _mark(self) -> Any:
-        """Return the index of the next draw and the state of the sampler, which ``_rewind`` restores."""
+        """Return the index of the next draw and the state of the sampler; ``_rewind`` restores both."""
         raise NotImplementedError
 
     def _rewind(self, mark: Any) -> None:
@@ -409,11 +412,11 @@ class BaseBuffer:
         return self._deliver(self.batch_of(drawn))
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of a draw, before the conversion to arrays of a framework."""
+        """Return the transformed batch of a draw, not yet converted to arrays of a framework."""
         raise NotImplementedError
 
     def _transformed(self, batch: Any, drawn: Drawn) -> Any:
-        """Apply all transforms to a batch, with the running statistics at the draw."""
+        """Apply all transforms to a batch, with the running statistics at the time of the draw."""
         if self._transform is None:
             return batch
         return self._transform.at(drawn.settled)(batch, drawn.key.with_call(TRANSFORM_CALLS))
@@ -433,10 +436,11 @@ class BaseBuffer:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: rows, priorities, cursors and the index of the next sample. The state is as large as the
-        data.
+        """Return the state: rows, priorities, write positions and the index of the next sample. The state is as large
+        as the data.
 
-        The state is nested dicts of plain values and copied NumPy arrays: later writes do not change it.
+        The state consists of nested dicts of plain values and copied NumPy arrays, so later writes do not change the
+        state.
         """
         with self._lock, self._shared():
             state: dict[str, Any] = copied(self._state())
@@ -453,9 +457,10 @@ class BaseBuffer:
             self._load(state)
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the state to a file, which is as large as the data.
+        """Save the state to a file; the file is as large as the data.
 
-        A temporary file is written and then renamed, so after a crash or on a full disk the previous file is intact.
+        A temporary file is written and then renamed, so the previous file is intact after a crash or if the disk is
+        full.
 
         Args:
             path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
@@ -485,7 +490,7 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _shared(self) -> AbstractContextManager[Any]:
-        """Return further locks that must be held together with the buffer's lock."""
+        """Return a context that holds further locks, which must be held together with the buffer's lock."""
         return nullcontext()
 
     # ------------------------------------------------------------------ frameworks
@@ -503,7 +508,7 @@ _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 
 class ReplayBuffer(BaseBuffer):
-    """A replay buffer, to which rows can be written while batches are sampled.
+    """A replay buffer; one thread can write rows while another thread samples batches.
 
     All methods are thread-safe. A draw depends only on the seed, the index of the sample and the contents of the
     buffer.
@@ -514,7 +519,7 @@ class ReplayBuffer(BaseBuffer):
         sampler: Chooses the rows of a batch; by default a ``RandomSampler``.
         writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
         transform: A function from batch to batch, or a list of functions, which are applied in order. If a transform
-            has a method ``inverse``, written rows pass through ``inverse`` first. See ``Transform``.
+            has a method ``inverse``, ``inverse`` is applied to rows before they are written. See ``Transform``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: In ``[0, 2**64)``.
@@ -526,8 +531,8 @@ class ReplayBuffer(BaseBuffer):
         generations: Whether batches have a field ``generation``: for each row, how many earlier rows were in its slot.
             ``update_priority(batch)`` then skips rows that were overwritten since the draw; see ``generation_of`` and
             ``update_if_present``.
-        transitions: Whether batches contain transitions, for rows of either alignment; True adds ``Transitions`` as the
-            first transform.
+        transitions: Whether batches contain transitions; rows may have either alignment. True adds ``Transitions`` as
+            the first transform.
         device: "cpu" or None; adapters support more devices.
 
     Raises:
@@ -564,7 +569,7 @@ class ReplayBuffer(BaseBuffer):
         self._take_parts(rows, sampler, writer)
 
     def _as_storage(self, storage: Any) -> Storage:
-        """Convert the argument ``storage`` to a storage; subclasses with rows on a device override this method."""
+        """Convert the argument ``storage`` to a storage; subclasses that keep rows on a device override this method."""
         return ListStorage() if storage is None else as_storage(storage)
 
     def _take_parts(self, storage: Storage, sampler: Sampler | None, writer: Writer | None) -> None:
@@ -616,20 +621,19 @@ class ReplayBuffer(BaseBuffer):
         self.__dict__.update({**state, "_forks": forks()})
 
     def with_parts(self, *, storage: Any = ..., sampler: Any = ..., writer: Any = ..., transform: Any = ...) -> Self:
-        """Return a buffer in which some parts are replaced. The seed, the options and the next sample's index stay the
-        same.
+        """Return a buffer with some parts replaced and with the same seed, options and index of the next sample.
 
-        If the storage is kept, both buffers share its rows and one lock. If the sampler or the writer is kept, the new
-        buffer gets a copy of it, including priorities. After ``with_parts``, write through only one of the two buffers,
-        because the other buffer does not receive the initial priorities of written rows. To add a transform, pass
-        ``transform=[*buffer.transform.transforms, mine]``.
+        If the storage is not replaced, both buffers share its rows and one lock. If the sampler (or the writer) is not
+        replaced, the new buffer gets a copy of the sampler (or the writer), including priorities. After ``with_parts``,
+        write through only one of the two buffers, because the other buffer does not receive the initial priorities of
+        written rows. To add a transform, pass ``transform=[*buffer.transform.transforms, mine]``.
 
         Args:
             storage, sampler, writer, transform: The new parts; see ``ReplayBuffer``. Parts that are not passed are
                 kept.
 
         Raises:
-            ConfigError: The storage, sampler, writer and transforms do not fit together. After any error this buffer is
+            ConfigError: The storage, sampler, writer and transforms are incompatible. After any error this buffer is
                 unchanged.
         """
         other = object.__new__(type(self))
@@ -701,10 +705,10 @@ class ReplayBuffer(BaseBuffer):
         - ``size``, ``capacity``: number of rows, and the largest number of rows
         - ``written``: number of rows ever written
         - ``samples``: number of batches ever drawn
-        - ``updates``: number of priority updates
+        - ``updates``: number of calls that updated priorities
         - ``num_envs``: number of environments
-        - ``nbytes``: bytes of memory, if the storage counts them
-        - ``synced``: number of written rows that are on disk, if the storage counts them
+        - ``nbytes``: size of the rows in memory in bytes, if the storage counts the bytes
+        - ``synced``: number of written rows that are on disk, if the storage counts these rows
         """
         with self._lock, self._shared():
             sizes = {name: getattr(self._storage, name) for name in ("capacity", "written", "num_envs")}
@@ -718,7 +722,7 @@ class ReplayBuffer(BaseBuffer):
     # ------------------------------------------------------------------ writing
 
     def append(self, row: Any) -> Any:
-        """Write one row; with ``ndim=2`` one time step of all environments.
+        """Write one row, or with ``ndim=2`` one time step of all environments.
 
         Args:
             row: A tree of values, or for a ``ListStorage`` any object.
@@ -745,8 +749,8 @@ class ReplayBuffer(BaseBuffer):
         Args:
             rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, for ``ndim=2`` ``[time, env, ...]``; or a list
                 of rows; or another buffer, whose rows are copied in the order of writing. A tree may name its batch
-                axes, as TensorDicts do: with ``ndim=2`` the axis "time" may then have any position, and all other batch
-                axes are environments.
+                axes, as a TensorDict can: with ``ndim=2`` the axis "time" may then have any position, and all other
+                batch axes count as environments.
             names: The names of the batch axes, for ``ndim=2``, if the rows do not name them: ``("env", "time")``, or
                 ``("time", "env", "agent")``, where every agent of every environment is a stream.
 
@@ -791,7 +795,7 @@ class ReplayBuffer(BaseBuffer):
             )
 
     def _write(self, rows: Any, *, one: bool) -> Any:
-        """Write rows and return their slots; for one row in a plain ring, return its slot as an int."""
+        """Write rows and return their slots; for a single row in a plain ring, return the slot as an int."""
         refuse_traced("append" if one else "extend")
         rows = self._accept(rows)
         if type(rows) is list and not rows and not one:
@@ -825,8 +829,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, priorities_in(rows, self.priority_key, one=one, ndim=storage.ndim, reduction=reduction)
 
     def _open_lists(self, rows: Any, *, one: bool) -> Any:
-        """Convert lists in rows to nodes or values; see ``mouse_core.nested.opened``. For a storage of objects
-        (``ListStorage``), rows are returned unchanged.
+        """Convert lists inside rows to nodes or values; see ``mouse_core.nested.opened``. For a storage of objects
+        (``ListStorage``), return rows unchanged.
         """
         storage = self._storage
         if hasattr(storage, "batch"):  # a storage of any objects
@@ -853,7 +857,7 @@ class ReplayBuffer(BaseBuffer):
         return first % storage.capacity
 
     def _write_slots(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:
-        """Write rows through the writer, and report rows that this or the next write may overwrite."""
+        """Write rows through the writer, and report the rows that this write or the next write may overwrite."""
         storage, ordered = self._storage, self._writer.ordered
         if self._changes != storage.changes or not ordered:
             self._sync()
@@ -889,7 +893,8 @@ class ReplayBuffer(BaseBuffer):
                 self._storage.check(rows)
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        """Overwrite stored rows in place, without inverse transforms; cursor and length stay the same.
+        """Overwrite stored rows in place, without inverse transforms. The next write position and the number of rows
+        stay the same.
 
         Args:
             index: An index that ``buffer[index]`` accepts.
@@ -899,7 +904,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             IndexError: The index is out of range.
-            SchemaError, DataError, ConfigError: Errors of ``append``.
+            SchemaError, DataError, ConfigError: See ``append``.
         """
         refuse_traced("buffer[index] = rows")
         rows = self._accept(rows)
@@ -934,7 +939,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             MissingFieldError: The rows lack a field of ``fields``.
-            SchemaError, DataError, ConfigError: Errors of ``append`` and ``generation_of``.
+            SchemaError, DataError, ConfigError: See ``append`` and ``generation_of``.
 
         After an error the buffer is unchanged.
         """
@@ -989,7 +994,7 @@ class ReplayBuffer(BaseBuffer):
                 self._change(slots[places], changes, places, slots.size)
 
     def empty(self) -> None:
-        """Remove all rows and priorities. The count of samples continues.
+        """Remove all rows and priorities. The index of the next sample does not change.
 
         Raises:
             ConfigError: The buffer is read-only.
@@ -1004,7 +1009,7 @@ class ReplayBuffer(BaseBuffer):
     def observer(self) -> Callable[[Any], None]:
         """Return a function that writes a trajectory to the buffer.
 
-        A trajectory is a tree of arrays ``[time, ...]``; a named tuple of such trees, whose names become fields; or a
+        A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such trees (the names become fields), or a
         list of rows. A tree of scalars is a single step, as in RLDS and TF-Agents.
         """
 
@@ -1021,7 +1026,9 @@ class ReplayBuffer(BaseBuffer):
             self._writer.write(self._storage, None)
 
     def _check_process(self) -> None:
-        """Raise ForkError in a forked child process, whose writes would change only its own copy of the rows."""
+        """Raise ForkError in a forked child process, because a write there would change only the child's copy of the
+        rows.
+        """
         if forks() != self._forks and self._storage.lock() is None:
             raise ForkError(
                 "buffer: expected a change in the process that created the buffer, "
@@ -1048,7 +1055,7 @@ class ReplayBuffer(BaseBuffer):
 
         Args:
             slots: The slots of the rows.
-            first: The number of the first row in the order of writing; None: rows were overwritten in place.
+            first: The index of the first row in the order of writing; None if rows were overwritten in place.
             keeps_priority: Whether rows that were overwritten in place keep their priorities.
         """
         storage = self._storage
@@ -1059,7 +1066,7 @@ class ReplayBuffer(BaseBuffer):
         self._changes, self._reported = storage.changes, storage.written
 
     def _report_lost(self, rows: Any, count: int) -> None:
-        """Report to the episode indexes the rows of a write that later rows of the same write overwrote.
+        """Report rows to the episode indexes that were overwritten by later rows of the same write.
 
         Example: of 10 rows written to a ring of 8 slots, the last 8 stay. The first 2 are reported here, because they
         may end episodes.
@@ -1078,7 +1085,7 @@ class ReplayBuffer(BaseBuffer):
         self._reported += count
 
     def _reset_others(self) -> None:
-        """Reset the transforms and the episode index, which then read all rows again."""
+        """Reset the transforms and the episode index; both then read all rows again."""
         for part in self._counters:
             part.reset(self._storage)
 
@@ -1156,8 +1163,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """Return the episode indexes that determine which following rows belong to the episode of a row; an empty list
-        if no field marks the ends of episodes.
+        """Return the episode indexes; they determine which of the rows that follow a drawn row belong to its episode.
+        The list is empty if no field marks the ends of episodes.
         """
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:
@@ -1176,7 +1183,7 @@ class ReplayBuffer(BaseBuffer):
             vars(self._sampler).update(sampler)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of a draw, before the conversion to arrays of a framework."""
+        """Return the transformed batch of a draw, not yet converted to arrays of a framework."""
         return self._transformed(assemble(drawn.rows, drawn.draw, self._collate), drawn)
 
     # ------------------------------------------------------------------ priorities and generations
@@ -1223,7 +1230,9 @@ class ReplayBuffer(BaseBuffer):
             self._check_priorities(*self._not_overwritten(index, priority, generation))
 
     def _not_overwritten(self, index: Any, priority: Any, generation: Any) -> tuple[Slots, npt.NDArray[Any]]:
-        """Return the slots and priorities of the rows whose generation is still ``generation``; if None, all rows."""
+        """Return the slots and priorities of the rows whose generation still equals ``generation``; of all rows if
+        ``generation`` is None.
+        """
         priority = reduce_priorities(priority, np.ndim(index), self.priority_reduction)
         self._check_process()
         self._sync()
@@ -1235,8 +1244,8 @@ class ReplayBuffer(BaseBuffer):
         return slots, values
 
     def _check_priorities(self, slots: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise the errors of a priority update, if the sampler has ``check_update``. ``slots`` is None for rows that
-        are not written yet.
+        """Raise the errors of a priority update if the sampler has a method ``check_update``. ``slots`` is None for
+        rows that are not written yet.
         """
         check = getattr(self._priority_sampler, "check_update", None)
         if check is not None:
@@ -1283,10 +1292,10 @@ class ReplayBuffer(BaseBuffer):
                 have the shape of the index. ``append`` and ``sample`` return valid integers.
 
         Raises:
-            IndexError: The index is out of range; also for -1, the index of a row that the writer did not keep.
+            IndexError: The index is out of range, or is -1 (the index of a row that the writer did not keep).
 
-        If an episode of a store ends without ``done``, rows get a field "episode" with the number of their episode, so
-        that a copy of the rows in another buffer does not join two episodes.
+        If an episode of a store ends without ``done``, the returned rows have a field "episode" with the number of
+        their episode. If the rows are copied to another buffer, this field keeps two consecutive episodes separate.
         """
         refuse_traced("buffer[index]")
         with self._lock, self._shared():
@@ -1295,16 +1304,17 @@ class ReplayBuffer(BaseBuffer):
         return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
-        """Convert rows with the leading axes ``shape`` to arrays of a framework; rows of a ``ListStorage`` are lists. A
-        subclass may override this method.
+        """Convert rows with the leading axes ``shape`` to arrays of a framework; rows of a ``ListStorage`` are returned
+        as lists. A subclass may override this method.
         """
         return self._deliver(rows)
 
     def in_order(self) -> Any:
         """Return all stored rows in the order of writing, oldest first: ``[n, ...]``.
 
-        In contrast, ``buffer[:]`` has the order of the slots: in a ring that has wrapped around, the newest rows come
-        before the oldest. With ``ndim=2`` rows are ``[time, env, ...]``, a valid argument of ``extend``.
+        In contrast, ``buffer[:]`` returns rows in the order of the slots: in a ring that has wrapped around, the newest
+        rows come before the oldest rows. With ``ndim=2`` the result has the shape ``[time, env, ...]`` and is a valid
+        argument of ``extend``.
 
         Raises:
             ConfigError: The writer does not keep rows in order.
@@ -1326,7 +1336,7 @@ class ReplayBuffer(BaseBuffer):
         return slots.reshape(-1, storage.num_envs) if storage.ndim == 2 else slots
 
     def _rows_at(self, slots: Slots) -> Any:
-        """Return stored rows; add the field "episode" if the rows of a store do not mark where episodes begin."""
+        """Return stored rows. If the rows of a store do not mark where episodes begin, add the field "episode"."""
         rows = self._storage.get(slots)
         if self._hides_begins() and EPISODE_FIELD not in rows:
             with suppress(MissingFieldError):
@@ -1341,7 +1351,7 @@ class ReplayBuffer(BaseBuffer):
         return remembered(storage.snapshot, "hides begins", lambda: _hides_begins(storage))
 
     def _rows_for(self, other: Storage) -> Any:
-        """Return all stored rows in order, to copy into another storage; see ``extend``."""
+        """Return all stored rows in order, for a copy to another storage; see ``extend``."""
         with self._lock, self._shared():
             storage, slots = self._storage, self._slots_in_order()
             if (other.alignment, other.ndim) != (storage.alignment, storage.ndim):
@@ -1365,9 +1375,9 @@ class ReplayBuffer(BaseBuffer):
         after another.
 
         Args:
-            columns: The names of columns by field, for fields whose column has another name, such as ``{"obs":
-                "observation", ("next", "done"): "done"}``. By default, names of nested fields are joined by "_", and
-                rows of a store keep the store's columns.
+            columns: A dict from field to column name, for fields whose column has a different name, such as ``{"obs":
+                "observation", ("next", "done"): "done"}``. By default, the names of a nested field are joined by "_",
+                and rows of a store keep the store's column names.
             **options: Options of ``DatasetStore``; ``alignment`` defaults to the alignment of the rows.
 
         Returns:
@@ -1376,7 +1386,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             ConfigError: The writer does not keep rows in order.
-            MissingFieldError, SchemaError, DataError: Errors of ``DatasetStore.extend``.
+            MissingFieldError, SchemaError, DataError: See ``DatasetStore.extend``.
         """
         refuse_traced("to_store")
         from mouse_core.store.dataset_store import DatasetStore
@@ -1471,7 +1481,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
-    """Raise ConfigError if transforms would pair steps that are not consecutive, or sum rewards of different goals."""
+    """Raise ConfigError if transforms would combine steps that are not consecutive or sum rewards of different
+    goals.
+    """
     dilation = getattr(sampler, "dilation", 1)
     pairing = [step for step in transforms if getattr(step, "reach", 0) or isinstance(step, ReturnsToGo)]
     if dilation > 1 and pairing and "slice_id" not in getattr(sampler, "adds", ()):
@@ -1492,8 +1504,8 @@ def check_slices(sampler: Sampler, transforms: Sequence[Any]) -> None:
 
 
 def _stable_repr(part: Any) -> str:
-    """Return a ``repr`` that is equal in every process. A default ``repr`` contains an address, so the name of the
-    object replaces it.
+    """Return a ``repr`` that is equal in every process. A default ``repr`` contains a memory address; in this case,
+    return the name of the object.
     """
     method: Any = type(part).__repr__
     return type(part).__name__ if method is object.__repr__ else repr(part)
@@ -1508,9 +1520,9 @@ def _flatten_axes(leaf: Any, axes: int) -> Any:
 
 
 def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
-    """Return the index of each row in its episode, from 0; None if no field marks the ends of episodes.
+    """Return the position of each row in its episode, counted from 0; None if no field marks the ends of episodes.
 
-    If the first rows of an episode were overwritten, the episode's oldest row in the storage has index 0.
+    If the first rows of an episode were overwritten, the episode's oldest row in the storage has position 0.
 
     Args:
         storage: The storage of the rows.
@@ -1527,7 +1539,7 @@ def _episode_steps(storage: Storage, slots: Slots) -> Slots | None:
 
 
 def _hides_begins(storage: DatasetStorage) -> bool:
-    """Whether the fields of a store's rows do not show where some episode begins."""
+    """Whether some episode of a store begins at a row that no field marks."""
     # Each begin and the row before it: for episodes that start at rows 0, 5 and 9, rows 4, 5, 8, 9.
     starts = storage.snapshot.episode_starts[1:]
     around = np.stack([starts - 1, starts], axis=1).reshape(-1)

@@ -28,7 +28,9 @@ from mouse_core.spec import check_count
 Floats = npt.NDArray[np.float64]
 
 _WITHOUT: Mapping[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_, "generation": np.int64(0)}
-"""Fields that only the batches of some members can have, and the values of these fields for the other members."""
+"""A dict from field to value: the fields that only some members' batches can have, and the values for the other
+members.
+"""
 
 # ``call`` of the keys from which the members' seeds are drawn.
 _MEMBERS = 1 << 63
@@ -36,8 +38,8 @@ _BITS = 53  # of a uniform number
 
 
 class ReplayBufferEnsemble(BaseBuffer):
-    """Draws batches from several buffers (the members), such as recorded and fresh data; each member has a share of the
-    batch.
+    """Draws each batch from several buffers (the members), such as recorded and fresh data; each member provides a
+    share of the batch.
 
     A batch has exactly ``batch_size`` windows. A member's share is its weight times this size. A fractional share is
     rounded up or down at random, so that the share is exact on average (systematic sampling). Each member draws with
@@ -47,14 +49,14 @@ class ReplayBufferEnsemble(BaseBuffer):
     Args:
         *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
-            change with the index of the sample, for example from recorded to fresh data.
+            change with the index of the sample, for example from mostly recorded to mostly fresh data.
         transform: Changes the joined batch of all members; see ``ReplayBuffer``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: In ``[0, 2**64)``.
         num_buffer_sampled: The number of draws for each batch. Each draw chooses a member with a probability in
-            proportion to the member's weight, and adds an equal number of windows. None: every member with a weight
-            above 0 contributes windows to every batch.
+            proportion to the member's weight, and adds an equal number of windows. None: each member provides its share
+            of every batch.
         collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
         device: "cpu" or None; the adapters have other devices.
 
@@ -102,8 +104,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         self._num_buffer_sampled = num_buffer_sampled
 
     def _check_slices(self, behind: Sequence[Any]) -> None:
-        """Raise ConfigError if the members' slices do not suit the transforms of the members or the transforms in
-        ``behind``.
+        """Raise ConfigError if the members' slices are not valid inputs of the members' transforms or of the transforms
+        in ``behind``.
         """
         for member in self.buffers:
             own = getattr(member.transform, "transforms", ())
@@ -135,8 +137,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         return any(member.ran_out for member in self.buffers)
 
     def stats(self) -> dict[str, Any]:
-        """Return ``size``, the number of rows; ``samples``, the number of batches ever drawn; and ``buffers``, the list
-        of the members' ``stats``.
+        """Return a dict with ``size``, the number of rows; ``samples``, the number of batches ever drawn; and
+        ``buffers``, a list of the members' ``stats``.
         """
         return {
             "size": len(self),
@@ -203,7 +205,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             member._rewind(kept)
 
     def batch_of(self, drawn: Drawn) -> Any:
-        """Return the transformed batch of a draw, before the conversion for a framework."""
+        """Return the transformed batch of a draw, not yet converted to arrays of a framework."""
         batches = [self.buffers[number].batch_of(part) for number, part in drawn.rows]
         numbers = [number for number, _ in drawn.rows]
         for number, found in zip(numbers, batches, strict=True):
@@ -230,7 +232,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def extend(self, rows: Any, buffer_ids: Any) -> Slots:
-        """Write rows to the members; after an error no row is written.
+        """Write rows to the members.
 
         Args:
             rows: See ``extend`` of a buffer with ``ndim=1``.
@@ -270,8 +272,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         """Set the priorities of rows.
 
         Args:
-            index: The ``index`` of a batch; or the batch, whose fields ``priority_key`` (of each member) have the
-                priorities. Rows that the batch's ``mask`` excludes keep their priorities.
+            index: The ``index`` of a batch; or the batch. Each member's priorities are then read from the batch's field
+                named by the member's ``priority_key``, and rows that the batch's ``mask`` excludes keep their
+                priorities.
             priority: A number of at least 0 for every index.
             buffer_ids: The member of each element of ``index``, as in the batch's field ``buffer_ids``. Members whose
                 samplers have no priorities are skipped.
@@ -320,14 +323,14 @@ class ReplayBufferEnsemble(BaseBuffer):
         return {"kind": "ensemble", **numbers, **self._shares(), "buffers": members}
 
     def _shares(self) -> dict[str, Any]:
-        """The weights of the members as saved in a state, for each stage of the schedule. A stage is identified by the
-        index of its first sample.
+        """The members' weights for each stage of the schedule, in the form in which a state saves them. A stage is
+        identified by the index of its first sample.
         """
         shares = {str(first): tuple(weights.tolist()) for first, weights in self._schedule.weights.items()}
         return {"p": shares, "num_buffer_sampled": self._num_buffer_sampled or 0}
 
     def _shared(self) -> Any:
-        """Hold the locks of all members, in order."""
+        """Return a context that holds the locks of all members."""
         held = ExitStack()
         for member in self.buffers:
             held.enter_context(member._lock)
@@ -366,7 +369,7 @@ def join_batches(
     fill: Callable[[Any, tuple[int, ...]], Any],
     join: Callable[[FieldKey, list[Any], list[int]], Any],
 ) -> dict[Any, Any]:
-    """Join the batches of members field by field, nested like the batch with the most fields.
+    """Join the batches of members field by field. The result is nested like the batch with the most fields.
 
     Args:
         batches: The batches, trees with the field ``index``.
@@ -396,7 +399,7 @@ def join_batches(
 
 
 def check_alike(key: FieldKey, parts: Sequence[Any], numbers: Sequence[int]) -> None:
-    """Raise SchemaError if the rows of a field differ in shape or dtype between members."""
+    """Raise SchemaError if the values of a field differ in shape or dtype between members."""
     for number, array in zip(numbers, parts, strict=True):
         if array.shape[1:] != parts[0].shape[1:] or array.dtype != parts[0].dtype:
             raise SchemaError(
@@ -429,7 +432,7 @@ def shares_of_all(p: Floats, size: int, offset: float) -> list[int]:
 
 
 def shares_of_some(p: Floats, size: int, key: Key, drawn: int) -> list[int]:
-    """Return how many windows each member contributes if members are drawn ``drawn`` times, in proportion to their
+    """Return the number of windows from each member if members are drawn ``drawn`` times in proportion to their
     weights.
 
     With 10 windows and 3 draws, the first drawn member gets 4 windows.
@@ -471,16 +474,17 @@ def member_seed(seed: int, number: int) -> int:
 
 
 class Shares(NamedTuple):
-    """The cumulative shares (ends) of the members in a batch. An end plus a random number, rounded down, is the row at
-    which the share of a member ends.
+    """The cumulative shares (ends) of the members in a batch. A member's rows end at the row ``floor(end + u)``, where
+    ``u`` is a random number in [0, 1).
 
     Attributes:
         first: The first sample of each stage, int64 ``[stages]``.
         whole: Each end, rounded down, int64 ``[stages, 1 + M]``; the first element is 0.
-        from_bits: The smallest random integer of 53 bits that raises the end by 1, int64 ``[stages, M]``.
+        from_bits: The smallest random integer of 53 bits for which the rounded end is larger by 1 than ``whole``, int64
+            ``[stages, M]``.
         offsets: The position of each member's first row in a concatenation of ``most`` rows of each member, int64
             ``[M]``.
-        given: The members that contribute rows in any stage.
+        given: The members whose share is above 0 in at least one stage.
         most: The largest number of rows of each member in a batch.
     """
 
@@ -498,7 +502,7 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
     Args:
         p: A weight of at least 0 for each member, or a ``Schedule`` of weights; None: equal weights.
         members: The number of members.
-        size: Number of rows in a batch.
+        size: The number of rows in a batch.
 
     Raises:
         ConfigError: Weights are invalid.

@@ -1,4 +1,4 @@
-"""BufferSource: the numbered batches of a buffer, drawn ahead of time for a loader."""
+"""BufferSource: the numbered batches of a buffer. The rows of a batch are drawn several batches before its delivery."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class BufferSource:
         return self
 
     def prepare(self, index: int, *, first: bool = False) -> bool:
-        """Draw batches ahead, before batch ``index`` is delivered; the caller's thread calls this method.
+        """Draw batch ``index`` and the batches after it, up to ``ahead`` batches; called in the caller's thread before
+        batch ``index`` is delivered.
 
         A failed draw (for example, if a ``ConsumingSampler`` has no row left) is repeated before the next batch. An
-        error is raised only if the failed batch is the next batch to deliver.
+        error is raised only if the failed draw belongs to batch ``index``.
 
         Returns:
-            Whether a batch was drawn after an earlier draw of the same batch had failed; a thread may already have
-            requested this batch.
+            Whether a batch was drawn whose earlier draw had failed; a thread may already have requested this batch.
 
         Raises:
             ConfigError: See ``ReplayBuffer.sample``.
@@ -120,7 +120,7 @@ class BufferSource:
         return index in self._ends
 
     def state(self, next_index: int) -> dict[str, Any]:
-        """Return the index of the next batch, and the draws that were not delivered yet."""
+        """Return the index of the next batch, and the draws of batches that were not delivered yet."""
         numbers = sorted(number for number in self._drawn if number >= next_index)
         return {
             "next_index": next_index,
@@ -129,12 +129,12 @@ class BufferSource:
         }
 
     def refreshed(self, next_index: int) -> BufferSource:
-        """Refresh the buffer from its store; existing draws are unchanged."""
+        """Call the buffer's ``refresh``, which includes new rows of its store; existing draws are unchanged."""
         self.buffer.refresh()
         return self
 
     def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
-        """Return a source with the draws in ``state``, and the index of the next batch.
+        """Return two values: a source with the draws in ``state``, and the index of the next batch.
 
         Raises:
             StateError: The state is damaged or comes from another loader.

@@ -1,8 +1,8 @@
 """Replay on a device, shared by torch and JAX: pure functions from arrays and a state to arrays and the next state.
 
-``arrays`` has the functions that a framework provides, ``layout`` checks users' arguments, ``units`` finds rows and
-slices, ``sum_tree`` has the weights of rows, ``samplers`` the samplers, and ``moving`` copies replays to and from the
-host.
+``arrays`` has the array functions that a framework provides, ``layout`` checks users' arguments, and ``units`` finds
+rows and slices. ``sum_tree`` has the weights of rows, ``samplers`` has the samplers, and ``moving`` copies replays to
+and from the host.
 """
 
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring

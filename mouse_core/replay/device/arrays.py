@@ -3,9 +3,9 @@
 An adapter subclasses ``Arrays`` and overrides the functions that its framework implements differently. The rules of
 sampling are in ``units``, ``sum_tree`` and ``samplers``, which call these functions.
 
-Indices are int64 in NumPy and torch, and int32 in JAX. With int32, counts of rows and slices wrap around at 2**32, so
-counts are compared by their differences. Weights are "wide": 64-bit integers, which ``unpack`` reads from memory and
-``pack`` writes to memory, within the context ``wide()``.
+Indices are int64 in NumPy and torch, and int32 in JAX. With int32, counts of rows and slices overflow and wrap around
+at 2**32, so two counts are compared by their difference. Weights are "wide": 64-bit integers, which ``unpack`` reads
+from memory and ``pack`` writes to memory, within the context ``wide()``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mouse_core.replay.samplers.rows import order_of
 
 _ELEVEN = np.uint64(11)
 FAN, SHIFT = 16, 4
-"""A node of a tree of weights has 16 children."""
+"""``FAN``: the number of children of each node of a tree of weights, 16, which equals ``2**SHIFT``."""
 State = dict[str, Any]
 """The state of a sampler: arrays by name."""
 
@@ -32,7 +32,7 @@ class DrawKey(NamedTuple):
     """The key of a sample, which determines its random numbers.
 
     Attributes:
-        seed: The seed of the replay, in the form of the framework.
+        seed: The seed of the replay, in the framework's representation.
         number: The index of the sample, an integer ``[]`` of the framework.
     """
 
@@ -44,7 +44,7 @@ class Ring(NamedTuple):
     """The position and size of a ring of time steps. Row 0 is the oldest row, and row ``size - 1`` is the newest.
 
     Attributes:
-        cursor: The time step that is written next, ``[]``.
+        cursor: The position of the time step that is written next, ``[]``.
         size: The number of time steps in the ring, ``[]``.
         steps: The capacity in time steps, T.
         num_envs: The number of parallel environments, or None for one stream.
@@ -79,9 +79,10 @@ class Ring(NamedTuple):
 class Arrays:
     """The array functions, implemented in NumPy.
 
-    "Array" means the framework's array type, including arrays ``[]`` of one number, for which the host may pass an int.
-    The form of random words depends on the framework: only the methods ``integers``, ``scaled`` and ``upper_bits`` read
-    random words. Arrays also need operators, slices, ``sum`` and ``reshape``.
+    "Array" means the framework's array type. This includes arrays of shape ``[]``; in place of such an array the host
+    may pass an int. The representation of random words depends on the framework, so only the methods ``integers``,
+    ``scaled`` and ``upper_bits`` read random words. Arrays must also support operators, slices, ``sum`` and
+    ``reshape``.
 
     - ``where(condition, one, other)``, where ``one`` or ``other`` may be a number.
     - ``minimum(one, other)`` and ``maximum(one, other)`` of an array and an array or int.
@@ -98,9 +99,9 @@ class Arrays:
         "float": np.float32,
     }  # fmt: skip
     top_rows = 256
-    """A draw from a tree begins at the lowest level that has at most this number of rows of 16 nodes."""
+    """A draw from a tree begins at the lowest level that has at most ``top_rows`` rows of 16 nodes."""
     parts = 8
-    """Number of parts into which a round of ``search`` divides the remaining rows; a power of 2."""
+    """The number of parts into which each round of ``search`` divides the remaining rows; a power of 2."""
 
     # ------------------------------------------------------------------ making and changing arrays
 
@@ -139,7 +140,7 @@ class Arrays:
         return ends.searchsorted(values, "right")
 
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a function for several arrays, computed one after another."""
+        """Call ``function`` for each of several arrays, one after another, and return the results."""
         return [function(array) for array in arrays]
 
     def constant(self, name: str, values: Any) -> Any:
@@ -147,23 +148,29 @@ class Arrays:
         return values
 
     def once(self, values: Any) -> Any:
-        """Return an array or a tuple of arrays that a compiler must compute once, before any use."""
+        """Return ``values``, an array or a tuple of arrays, such that a compiler computes them exactly once, before any
+        use.
+        """
         return values
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """Return indices unchanged, but only after ``positive`` (numbers of at least 0) was computed; this fixes the
-        order of the operations for a compiler.
+        """Return the indices ``values`` unchanged, such that a compiler computes ``positive`` (numbers of at least 0)
+        before them.
         """
         return values
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Run ``state = body(number, state)`` for the numbers ``begin .. end - 1``, and return the last state."""
+        """Run ``state = body(number, state)`` for ``number`` from ``begin`` to ``end - 1``, and return the last
+        state.
+        """
         for number in range(begin, end):
             state = body(number, state)
         return state
 
     def table(self, numbers: list[int]) -> Any:
-        """Return a list of integers in a form that can be indexed by the number that ``loop`` passes to its body."""
+        """Convert a list of integers to an object that can be indexed with the ``number`` that ``loop`` passes to its
+        body.
+        """
         return numbers
 
     # ------------------------------------------------------------------ rings
@@ -185,8 +192,8 @@ class Arrays:
         return values.take(row if columns == 1 else row * columns + column)
 
     def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
-        """Return the addresses of rows, in the form in which the framework gathers, and the rows' slots ``step *
-        num_envs + env``.
+        """Return the addresses of rows, in the representation with which the framework gathers, and the slots of the
+        rows, ``step * num_envs + env``.
         """
         slots = step if num_envs is None or num_envs == 1 else step * num_envs + env
         return slots, slots
@@ -196,17 +203,19 @@ class Arrays:
         return slots
 
     def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
-        """Return the first row whose count is above ``most``; the number of rows if no row has such a count.
+        """Return, for each search, the first row whose count is above ``most``; the number of rows if no row has a
+        larger count.
 
-        Each round reads ``parts - 1`` rows and keeps one of ``parts`` parts, because a round costs more than reading
-        its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the first round reads the rows 31, 63, ... If row
-        511 is the first of these rows with a larger count, the second round reads the rows 480, 481, ..., 510.
+        Each round reads the counts of ``parts - 1`` rows and keeps one of ``parts`` parts. Several rows are read per
+        round because a round costs more than reading its rows. Example: with 32 parts, 1,000 rows and ``first`` 0, the
+        first round reads the rows 31, 63, ... If row 511 is the first of these rows with a larger count, the second
+        round reads the rows 480, 481, ..., 510.
 
         Args:
             ring: The time steps of the ring.
             counts: Counts that do not decrease from row to row, ``[T, E]``.
             env: The environment of each search, ``[n]``.
-            most: Counts, ``[n]``.
+            most: The count of each search; the result is the first row with a larger count, ``[n]``.
             first: A row at or before the result, ``[n]``.
             rows: The largest distance from ``first`` to the result.
         """
@@ -232,7 +241,7 @@ class Arrays:
         return self.minimum(self.loop(0, rounds + 1, narrow, first), ring.size)
 
     def slots(self, ring: Ring, row: Any) -> Any:
-        """Return the positions in the ring of rows that are numbered from the oldest; -1 is also valid."""
+        """Return the slots of rows whose indices are counted from the oldest row; index -1 is also valid."""
         # A comparison is cheaper than a remainder. In a full ring, row -1 becomes position -1, which NumPy reads as the
         # last position.
         step = ring.cursor - ring.size + row
@@ -241,7 +250,7 @@ class Arrays:
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """Return random words of 64 bits, ``[count]``, in the form that ``integers`` and ``scaled`` read.
+        """Return random words of 64 bits, ``[count]``, in the representation that ``integers`` and ``scaled`` read.
 
         The words are a function of the key: a second call gives the same words. For two random numbers per row, use one
         call ``words(key, 2 * size)``, then ``integers(words, 2)[:size]`` and ``integers(words, high)[size:]``.
@@ -249,12 +258,12 @@ class Arrays:
         return _key(key).bits(count)
 
     def integers(self, words: Any, high: Any) -> Any:
-        """Convert words to indices in ``[0, high)``, like ``Key.integers``.
+        """Convert random words to indices in ``[0, high)``, like ``Key.integers``.
 
         Args:
             words: The complete result of one call of ``words``, ``[n]``.
-            high: An int, an array ``[]``, or an array ``[n]`` with a number for each word. Each number is at least 0;
-                if ``high`` is 0, the index is 0.
+            high: An int, an array ``[]``, or an array ``[n]`` with a bound for each word. Each bound is at least 0; for
+                the bound 0, the index is 0.
         """
         drawn = (words >> _ELEVEN).astype(np.float64)
         # A product with an int is faster than a product with a NumPy number. For ``high`` below 2**53, no product is
@@ -263,11 +272,11 @@ class Arrays:
         return drawn.astype(np.int64)
 
     def scaled(self, words: Any, total: Any) -> Any:
-        """Return ``floor(word * total / 2**64)`` of each word, wide."""
+        """Return ``floor(word * total / 2**64)`` for each word, as wide integers."""
         return scaled(words, int(total))
 
     def upper_bits(self, words: Any) -> Any:
-        """Return the upper 53 bits of words, wide."""
+        """Return the upper 53 bits of each word, as wide integers."""
         return (words >> np.uint64(11)).astype(np.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
@@ -293,7 +302,7 @@ class Arrays:
             positions: Indices in ``[0, n)``.
             most: The largest number of elements.
             state: The result of ``no_order``, or the state that the previous call returned.
-            anew: Whether a new order begins, which differs from the order in the state.
+            anew: Whether a new order begins, different from the order in the state.
         """
         return order_of(_key(key), int(n))(positions), {}
 
@@ -304,11 +313,11 @@ class Arrays:
         return nullcontext()
 
     def pack(self, numbers: Any) -> Any:
-        """Convert wide numbers to their form in memory."""
+        """Convert wide numbers to the representation in which they are stored."""
         return numbers
 
     def unpack(self, memory: Any) -> Any:
-        """Convert memory to wide numbers."""
+        """Convert stored numbers to wide numbers."""
         return memory
 
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
@@ -323,7 +332,7 @@ class Arrays:
             memory: Memory as ``wide_memory`` returns it.
             slots: Int ``[n]``.
             there: Whether to write each value, bool ``[n]``.
-            values: Values in the form of ``pack``, ``[n]``.
+            values: Values in the representation that ``pack`` returns, ``[n]``.
         """
         if not there.all():
             slots, values = slots[there], values[there]
@@ -334,7 +343,7 @@ class Arrays:
         return self.full((rows, FAN), 0, "wide")
 
     def total(self, children: Any) -> Any:
-        """Return the sums of rows of 16 weights, wide ``[m]``."""
+        """Return the sum of each row of 16 weights, wide ``[m]``."""
         return np.add.reduce(np.ascontiguousarray(children.T), 0)
 
     def lowest(self, rows: Any) -> Any:
@@ -362,8 +371,8 @@ class Arrays:
         return found, before.reshape(-1).take(np.arange(0, before.size, before.shape[1]) + found)
 
     def above(self, nodes: Any, count: Any) -> Any:
-        """Return the rows of 16 nodes that contain the given nodes; if more nodes are given than the level has rows
-        (``count``), return all rows of the level.
+        """Return the indices of the rows (of 16 nodes) that contain the given nodes. If more nodes are given than the
+        level has rows (``count``), return the indices of all rows of the level.
         """
         return self.range(count) if count < len(nodes) else nodes >> SHIFT
 

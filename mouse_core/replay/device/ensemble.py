@@ -1,4 +1,4 @@
-"""Batches from several replays on a device: the choice of the replay from which each row of a batch is drawn."""
+"""Batches from several replays on a device: the functions choose the replay from which each row of a batch is drawn."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def members_of(xp: Arrays, shares: Shares, key: DrawKey, stage_by: Any, size: in
 
     Args:
         xp: The array functions of the framework.
-        shares: The shares of the members; each member contributes ``most`` candidate rows.
+        shares: The shares of the members. From each member, ``shares.most`` candidate rows are drawn.
         key: The key of the batch.
         stage_by: The index of the batch, an integer ``[]``, which selects the stage of a schedule of shares.
-        size: Rows in the batch.
+        size: The number of rows in the batch.
     """
     words = xp.words(key, 1)
     with xp.wide():

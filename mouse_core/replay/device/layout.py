@@ -1,4 +1,4 @@
-"""The constants of a replay on a device, which are computed from checked arguments of users."""
+"""The constants of a replay on a device, computed from the user's arguments after a check."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mouse_core.replay.transforms.fields import Apply, Cast, Pad
 from mouse_core.spec import Alignment, check_alignment, check_choice, check_count
 
 Order = Literal["random", "epochs", "queue"]
-"""The order of units. "random": units are drawn from all units with replacement. "epochs": each unit is drawn once per
-epoch. "queue": each unit is drawn once, the oldest first.
+"""The order in which units (rows or slices) are drawn. "random": units are drawn from all units with replacement.
+"epochs": each unit is drawn once per epoch. "queue": each unit is drawn once, the oldest first.
 """
 
 # The sum of two numbers below fits into 32 bits.
@@ -74,18 +74,18 @@ class Layout:
         """Check a user's arguments, and return the constants.
 
         Args:
-            row: A tree of objects with a ``shape`` and a ``dtype``, and possibly ``held``, the dtype of the field in
-                memory.
+            row: A tree of objects with the attributes ``shape`` and ``dtype``, and optionally ``held``, the dtype of
+                the field in memory.
             capacity, batch_size, slices, priorities, order: The arguments of a replay.
             num_envs: The number of environments, or None for one stream; ``...`` if the caller did not pass
                 ``num_envs``.
-            transform: A transform, or a sequence of transforms, that read only the batch.
+            transform: A transform or a sequence of transforms; the transforms may read only the batch.
             alignment: The alignment of the rows.
-            sampler: A sampler, whose ``units`` are set; None: the sampler that the other options describe.
+            sampler: A sampler; the call sets its ``units``. None: the sampler that the other options describe.
 
         Raises:
-            ConfigError, SchemaError, MissingFieldError: An argument is out of range, or two arguments exclude each
-                other.
+            ConfigError, SchemaError, MissingFieldError: An argument is out of range, or two arguments cannot be
+                combined.
         """
         composition = _composed(transform, alignment)
         num_envs = _streams(num_envs, slices, composition)
@@ -131,16 +131,16 @@ class Layout:
         weak: Collection[FieldKey],
         can_cast: Callable[[Any, Any], bool],
     ) -> tuple[bool, int]:
-        """Check rows that will be written; return whether the rows lack the time axis, and how many time steps they
-        have.
+        """Check rows that will be written. Return two values: whether the rows lack the time axis, and the number of
+        their time steps.
 
         Args:
             caller: The text with which error messages begin.
-            given: The rows by field, any objects with a ``shape`` and a ``dtype``.
+            given: The rows by field: any objects with the attributes ``shape`` and ``dtype``.
             held: The shape and dtype of one time step by field.
             weak: Names of the fields whose values are Python numbers.
-            can_cast: Whether Python numbers, which were converted to arrays of one dtype, can be converted to another
-                dtype.
+            can_cast: Whether Python numbers that were already converted to arrays of one dtype can be converted to
+                another dtype.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ.
@@ -206,8 +206,8 @@ def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) ->
     """Return the number of environments; None for one stream.
 
     Raises:
-        ConfigError: ``num_envs`` is not given although batches pair rows of one environment. Without ``num_envs``, one
-            step of eight environments, ``[8, ...]``, would count as eight steps of one environment.
+        ConfigError: ``num_envs`` is not given although each batch combines consecutive rows of one environment. Without
+            ``num_envs``, one step of eight environments, ``[8, ...]``, would count as eight steps of one environment.
     """
     if num_envs is not ...:
         return num_envs  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Copying rows and states between a replay on a device and a buffer on the host, for any framework."""
+"""Copy rows and states between a replay on a device and a buffer on the host, for any framework."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def to_host(
 
 
 def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
-    """Return the ring for a buffer's rows, as Python integers; and the rows, the oldest first.
+    """Return the ring for a buffer's rows, with Python integers as values, and the rows, the oldest first.
 
     Args:
         ring: The ring of an empty replay.
@@ -149,7 +149,7 @@ def _known(ring: Ring) -> Ring:
 
 
 def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
-    """Raise ConfigError if rows of the ring would lie in other slots of the buffer."""
+    """Raise ConfigError if a row of the ring would have a different slot in the buffer."""
     storage, wanted = buffer.storage, (ring.capacity, 1 if ring.num_envs is None else 2)
     if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != ring.envs):
         raise ConfigError(
@@ -159,8 +159,8 @@ def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
 
 
 def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> Int64s:
-    """Return the number of evicted steps of the oldest episode of each environment, ``[E]``; 0 if the number is unknown
-    or has no effect.
+    """Return, for each environment, how many steps of its oldest episode were overwritten, ``[E]``; 0 if this number is
+    unknown or has no effect.
     """
     slices = rule.slices
     if slices.period == 1 or not len(buffer):

@@ -1,7 +1,7 @@
 """Samplers of a device replay: pure functions from a state to the rows of a batch and the next state.
 
-A sampler is a frozen dataclass with values that are constant for a compiler. A sampler's state is a dict of arrays. The
-torch and JAX adapters hold the state, and call the functions in eager and compiled code.
+A sampler is a frozen dataclass; a compiler treats its values as constants. A sampler's state is a dict of arrays. The
+torch and JAX adapters store the state, and call the functions in eager and in compiled code.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
 class DeviceSampler:
     """A sampler that draws units uniformly with replacement; the base class of all device samplers.
 
-    A custom sampler overrides ``draw``, and, if it has a state, ``init`` and ``settle``. A ``draw`` works for rows and
-    slices if it gets units from ``units.at_slots``, which takes the slots of (first) rows, or from ``units.find``,
-    which takes the indices of units, ``0 <= index < left``.
+    A custom sampler overrides ``draw``, and, if it has a state, ``init`` and ``settle``. A custom ``draw`` supports
+    both rows and slices if it gets its units from ``units.at_slots`` or ``units.find``. ``at_slots`` takes the slots of
+    rows, or of the first rows of slices; ``find`` takes the indices of units, ``0 <= index < left``.
 
     Args:
-        units: The drawn units: rows or slices. A replay on a device sets ``units``.
+        units: The units that are drawn: rows or slices. A replay on a device sets ``units``.
     """
 
     units: Units = field(default_factory=RowUnits)
@@ -53,11 +53,11 @@ class DeviceSampler:
         return {}
 
     order: ClassVar[str] = "random"
-    """The order in which units are drawn. With any order except "random", a draw changes the state, and requires at
-    least as many units as the batch size.
+    """The order in which units are drawn. With any order except "random", a draw changes the state, and at least
+    ``batch_size`` units must be left.
     """
     host_kind: ClassVar[type | tuple[()]] = ()
-    """The class of host samplers whose state can continue these draws; () if draws have no state."""
+    """The class of host samplers that can continue these draws from a copied state; () if draws have no state."""
 
     @property
     def what(self) -> str:
@@ -105,11 +105,11 @@ class DeviceSampler:
         return RandomSampler() if isinstance(self.units, RowUnits) else SliceSampler(**self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return the values for the state of a host sampler of class ``host_kind`` that continues these draws.
+        """Return state values with which a host sampler of class ``host_kind`` continues these draws.
 
         Args:
             state: The state in NumPy.
-            ring: The ring, of integers.
+            ring: The ring, with integers as values.
             sampler: The sampler of a host buffer with the rows of the ring.
             batch_size: Number of units (rows or slices) in a batch.
         """
@@ -120,7 +120,7 @@ class DeviceSampler:
 
         Args:
             state: The state in NumPy after the rows of the storage were written.
-            ring: The ring, of integers.
+            ring: The ring, with integers as values.
             sampler: A sampler on the host.
             storage: The storage of the host buffer.
         """
@@ -159,7 +159,7 @@ class EpochSampler(DeviceSampler):
         return super().init(xp, ring) | epoch | xp.no_order(ring.capacity)
 
     def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """End an epoch over slices, because a write changes the slices."""
+        """If the units are slices, end the epoch, because a write changes the slices."""
         if isinstance(self.units, RowUnits):
             return state
         return state | {"rows": xp.full((), 0, "index")}
@@ -172,7 +172,7 @@ class EpochSampler(DeviceSampler):
         return SliceSamplerWithoutReplacement(**options, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return values for the state of a host buffer's sampler; see ``DeviceSampler``."""
+        """Return state values for the sampler of a host buffer; see ``DeviceSampler``."""
         rows, began, position = (int(state[name]) for name in ("rows", "began", "drawn"))
         over = sampler.sequence_length if rows and isinstance(sampler, SliceSamplerWithoutReplacement) else rows
         ran_out = int(0 < rows < position + batch_size)
@@ -189,7 +189,7 @@ class EpochSampler(DeviceSampler):
         return state | {"rows": rows, "began": found["began"], "drawn": found["position"]} if rows else state
 
     def loaded(self, xp: Arrays, state: State, ring: Ring, seed: Any) -> State:
-        """Return the state with the random order of its epoch."""
+        """Add the random order of the current epoch to the state, and return the state."""
         key, count = DrawKey(seed, state["began"]), xp.maximum(state["rows"], 1)
         return state | xp.in_order(key, count, xp.range(1) * 0, ring.capacity, state, count > 0)[1]
 
@@ -236,7 +236,7 @@ class QueueSampler(DeviceSampler):
         return ConsumingSampler(shuffle=False, drop_last=True)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return values for the state of a host buffer's sampler; see ``DeviceSampler``."""
+        """Return state values for the sampler of a host buffer; see ``DeviceSampler``."""
         left, rows = int(state["left"]), ring.rows
         age = (ring.cursor * ring.envs - 1 - np.arange(rows)) % ring.capacity
         return {"left": (age < left) * sampler.times, "ran_out": int(left < batch_size and rows > 0)}
@@ -255,9 +255,9 @@ class QueueSampler(DeviceSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class ByPriority(DeviceSampler):
-    """A sampler that draws units in proportion to powers of the priorities of their (first) rows.
+    """A sampler that draws units in proportion to a power of the priority of the row, or of the slice's first row.
 
-    The state has the arrays of the ``SumTree``.
+    The state consists of the arrays of the ``SumTree``.
 
     Args:
         tree: The tree of weights.
@@ -293,10 +293,11 @@ class ByPriority(DeviceSampler):
         return self.tree.refresh(xp, state, nodes)
 
     def _begun(self, xp: Arrays, rule: SliceUnits, state: State, ring: Ring, count: int) -> tuple[State, Any]:
-        """Mark the rows at which slices begin; return the state, and the rows of the tree's first level that changed.
+        """Mark the rows at which slices begin; return the state, and the changed rows of the tree's first level.
 
         After ``count`` new steps, slices of S steps may also begin at the S - 1 steps before the new steps. With
-        padding, a slice may also begin at one of the oldest steps, with the remaining steps of its episode.
+        padding, a slice may also begin at one of the oldest steps, and then consists of the remaining steps of its
+        episode.
         """
         envs, steps, length = ring.envs, ring.steps, rule.slices.sequence_length
         env = xp.range(envs)
@@ -349,7 +350,7 @@ class ByPriority(DeviceSampler):
         return PrioritizedSliceSampler(**options, **self.units.options)
 
     def host_state(self, state: State, ring: Ring, sampler: Any, batch_size: int) -> dict[str, Any]:
-        """Return values for the state of a host buffer's sampler, which keeps its exponents; see ``DeviceSampler``."""
+        """Return state values for the sampler of a host buffer, which keeps its exponents; see ``DeviceSampler``."""
         units = state["sums"].reshape(-1)[: ring.rows].copy()
         return {"weights": units, "max_priority": float(state["largest"])}
 
@@ -360,7 +361,7 @@ class ByPriority(DeviceSampler):
         return self.tree.assign(Arrays(), state, found["weights"], found["max_priority"])
 
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
-        """Draw units in proportion to their weights; the plan has the weights of the rows."""
+        """Draw units in proportion to their weights; the returned plan contains the weights of the rows."""
         slots, times, total = self.tree.draw(xp, state, key, size)
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
         return state, plan._replace(times=times, left=total)
@@ -370,7 +371,8 @@ class ByPriority(DeviceSampler):
         return self.tree.update(xp, state, ring.rows, slots, priority)
 
     def checked(self, slots: Any, priority: Any, rows: int) -> tuple[Any, Any, Any]:
-        """Check an update; return the slots, their priorities and their weights, in NumPy. Negative slots are left out.
+        """Check an update of priorities; return the slots, their priorities and their weights as NumPy arrays, without
+        negative slots.
 
         Args:
             slots, priority: NumPy arrays, ``[n]``.
@@ -396,8 +398,8 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
     Args:
         xp: The array functions of the framework.
         sampler: The sampler of a replay.
-        indices: Slots of any shape.
-        priorities: Numbers of the same shape, or one number for each slice.
+        indices: Slots, an array of any shape.
+        priorities: Numbers in the shape of ``indices``, or one number for each slice.
 
     Raises:
         ConfigError: The sampler has no priorities, indices are not integers, or shapes do not match.
@@ -413,7 +415,7 @@ def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: 
 
 
 def checked_sampler(given: Any) -> DeviceSampler:
-    """Return a user's sampler; raise ConfigError for any other object, such as a class."""
+    """Return ``given`` if it is a sampler; raise ConfigError for any other object, such as a class."""
     if not isinstance(given, DeviceSampler):
         raise ConfigError(f"sampler: expected an instance of a subclass of DeviceSampler, found {given!r:.80}")
     return given
@@ -509,7 +511,7 @@ def _copied(state: State) -> State:
 
 
 def _ring(storage: Storage, written: int) -> Ring:
-    """Return the ring of a storage after ``written`` rows."""
+    """Return the ring of a storage after ``written`` rows were written."""
     num_envs = None if storage.ndim == 1 else storage.num_envs
     steps, count = storage.capacity // (num_envs or 1), written // (num_envs or 1)
     return Ring(count % steps, min(count, steps), steps, num_envs)

@@ -20,18 +20,20 @@ class SumTree:
     """A tree in which each node is the sum of its 16 children. The levels are stored one after another, in rows of 16
     siblings.
 
-    The first level has the weights of the replay's rows, by their slots; the last level is a single row. The tree
+    The first level contains the weights of the replay's rows, indexed by slot; the last level is a single row. The tree
     consists of these arrays of a state:
 
     - ``sums``: the weights and their sums, wide ``[R, 16]``;
-    - ``least``: the smallest positive weight below each node, float32 ``[R', 16]``, for all levels except the first;
-    - ``begins``: whether a slice begins at a row, bool, in the shape of the first level; only such rows are drawn;
+    - ``least``: the smallest positive weight among the leaves below each node, float32 ``[R', 16]``, for all levels
+      except the first;
+    - ``begins``: whether a slice begins at each row, bool, in the shape of the first level; other rows are not drawn;
     - ``fresh``: the weight of new rows, wide ``[]``;
     - ``largest``: the priority of new rows, float32 ``[]``.
 
     Args:
         capacity: The number of slots.
-        alpha, eps: The conversion of priorities to weights; see ``mouse_core.replay.PrioritizedSampler``.
+        alpha, eps: The parameters of the conversion from priorities to weights; see
+            ``mouse_core.replay.PrioritizedSampler``.
         sliced: Whether only rows at which a slice begins are drawn.
     """
 
@@ -42,8 +44,8 @@ class SumTree:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The index of the first row of each level, and the total number of rows. Example: the levels of 1,000 slots
-        have 63, 4 and 1 rows, so the result is 0, 63, 67, 68.
+        """The index of the first row of each level, followed by the total number of rows. Example: for 1,000 slots the
+        levels have 63, 4 and 1 rows, so the result is 0, 63, 67, 68.
         """
         rows = -(-self.capacity // FAN)
         starts = [0, rows]
@@ -91,7 +93,7 @@ class SumTree:
         return xp.cast(found, "index")
 
     def refresh(self, xp: Arrays, state: State, nodes: Any) -> State:
-        """Recompute the tree above changed rows of the first level, ``[m]``; a row may occur twice."""
+        """Recompute all nodes above the changed rows ``[m]`` of the first level; a row may occur twice."""
         levels, first = len(self.starts) - 1, self.starts[1]
         if levels == 1:
             return state
@@ -121,8 +123,8 @@ class SumTree:
         return state | {"sums": sums, "least": least}
 
     def draw(self, xp: Arrays, state: State, key: DrawKey, size: int) -> tuple[Any, Any, Any]:
-        """Draw ``size`` slots, B, in proportion to their weights. Return the slots, ``[B]``; the weights of these
-        slots divided by the smallest weight, float32 ``[B]``; and the sum of all weights.
+        """Draw ``size`` (B) slots in proportion to their weights. Return the slots, ``[B]``; the weights of these slots
+        divided by the smallest weight, float32 ``[B]``; and the sum of all weights.
         """
         words, levels = xp.words(key, size), len(self.starts) - 1
         # The level at which a search begins: the root, or the lowest level of at most ``top_rows`` rows.
@@ -177,7 +179,9 @@ class SumTree:
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
 
     def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> State:
-        """Perform ``update`` in NumPy, for checked slots, priorities and weights, where ``units`` are the weights."""
+        """Perform ``update`` in NumPy; the slots, their priorities and their weights (``units``) are already
+        checked.
+        """
         changed = state | {"sums": xp.scatter(state["sums"], slots, units)}
         largest = priority.argmax()
         if priority[largest] > state["largest"]:
@@ -202,8 +206,8 @@ def _summed(xp: Arrays, weights: Any) -> tuple[Any, Any]:
 
 
 def touched(xp: Arrays, begin: Any, count: int, capacity: int) -> Any:
-    """Return the rows ``[m]`` of the first level that contain the ``count`` slots from ``begin`` on, which may wrap
-    around the end of the ring.
+    """Return the rows ``[m]`` of the first level that contain the ``count`` slots from ``begin`` on; these slots may
+    wrap around the end of the ring.
     """
     behind = xp.minimum(xp.range(-(-(count + FAN - 1) // FAN)) * FAN, count - 1)
     slots = (begin + behind) % capacity

@@ -1,12 +1,12 @@
 """The drawable units (single rows, or slices of episodes), and the rows that a batch reads.
 
-A write counts the slices that its rows complete, and a draw finds a slice by a search in these counts.
+A write counts the slices that are completed by its rows. A draw finds a slice by a search in these counts.
 
 The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
 completes it. With padded short episodes, the first row of an episode completes the episode's first slice. With this
 numbering, the number of slices before a row never changes, and slice k is completed by the last row that has k slices
-before it. A slice whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one more
-slice, which was not counted, may begin at the oldest row.
+before it. A slice whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one
+additional slice, which was not counted, may begin at the oldest row.
 
 Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the rows have 0, 0, 0, 1, 2, 2, 2 slices
 before them: the slices end at the rows 2, 3 and 6.
@@ -32,14 +32,14 @@ class RowPlan(NamedTuple):
     Attributes:
         read: The addresses of the rows, from ``Arrays.addresses``, ``[B]`` or ``[B, S]``.
         index: The slots of the rows, which the batch returns to the caller, ``[B]`` or ``[B, S]``.
-        mask: Whether each row exists, bool ``[B, S]``; None: all exist.
+        mask: Whether each row exists, bool ``[B, S]``; None: all rows exist.
         traj_id: The trajectory number of each slice, ``[B, 1]``; None for single rows, or if ``ids`` names a field.
         ids: The field of the rows with the trajectory number of each slice.
         pad: The value of all fields where the mask is False; None: fields are unchanged.
         times: The probability of each row divided by the smallest probability of a row, float32 ``[B]``; None: all rows
             are equally likely.
-        left: The number of units that can be drawn, or the sum of their weights, ``[]``. With fewer units than
-            ``DeviceSampler.fewest`` returns, the plan and the next state are invalid.
+        left: The number of units that can be drawn, or the sum of their weights, ``[]``. If ``left`` is smaller than
+            the result of ``DeviceSampler.fewest``, the plan and the next state are invalid.
     """
 
     read: Any
@@ -56,7 +56,7 @@ class RowPlan(NamedTuple):
 
         Args:
             xp: The array functions of the framework.
-            rows: A tree of ``[*read, ...]``.
+            rows: A tree of arrays whose first axes are the axes of ``read``.
             beta: The exponent of ``priority_weight``.
         """
         shape, added = self.index.shape, {"index": self.index}
@@ -84,7 +84,7 @@ class RowUnits:
     """Single rows as units, numbered by their slots.
 
     Args:
-        reach: The number of following rows that transforms read for each row.
+        reach: The number of rows after each drawn row that transforms read.
     """
 
     reach: int = 0
@@ -106,11 +106,11 @@ class RowUnits:
         return table
 
     def find(self, xp: Arrays, state: State, ring: Ring, table: Any, ranks: Any) -> Any:
-        """Return the slots of rows, which equal the indices ``ranks``."""
+        """Return the slots of rows; the slots equal the indices ``ranks``."""
         return ranks
 
     def at_slots(self, ring: Ring, slots: Any) -> Any:
-        """Return the slots, which identify the rows."""
+        """Return ``slots`` unchanged, because slots identify rows."""
         return slots
 
     def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
@@ -134,10 +134,10 @@ class Slices:
         pad: Whether episodes shorter than a slice are drawn, padded to S steps, with a field ``mask``. True repeats the
             nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
             out.
-        end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all known fields of the
-            rows, as in ``SliceSampler``. Trajectory numbers are integers.
-        period: The distance between the beginnings of two slices of an episode, counted from the first step of the
-            episode, even if that step is overwritten.
+        end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all fields of the rows
+            with known names, as in ``SliceSampler``. Trajectory numbers must be integers.
+        period: The number of steps between the beginnings of two successive slices of an episode. Steps are counted
+            from the first step of the episode, even if that step is overwritten.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -150,8 +150,8 @@ class Slices:
     traj_key: FieldKey | None = None
     period: int = 1
     _fills: bool = field(init=False, repr=False)
-    """Whether ``pad`` is a number. Without this field, ``Slices`` with the pads 0 and False would be equal, although
-    the two pads need different compiled code.
+    """Whether ``pad`` is a number. Without this field, ``Slices`` with ``pad=0`` and with ``pad=False`` would be equal,
+    although they need different compiled code.
     """
 
     def __post_init__(self) -> None:
@@ -178,10 +178,11 @@ class Table(NamedTuple):
     """The limits of the drawable slices of each environment, arrays ``[E]``. Rows are numbered from the oldest.
 
     Attributes:
-        head: The first row that completes a slice; with ``tiled`` slices, the first row after the oldest episode.
-        of_head: The number of drawable slices that rows before ``head`` complete.
-        before: The number of all slices, drawable or not, that rows before ``head`` completed.
-        ends: The running total of slices over environments: the number of slices up to the end of each environment.
+        head: The first row that completes a slice; for ``tiled`` slices, the first row after the oldest episode.
+        of_head: The number of drawable slices whose completing row lies before ``head``.
+        before: The number of all slices, drawable or not, whose completing row lies before ``head``.
+        ends: The running total of drawable slices over environments: each environment's slices plus the slices of all
+            earlier environments.
         first: The first row at which a slice can begin.
     """
 
@@ -200,8 +201,8 @@ class SliceUnits:
 
     - ``windows``: the number of slices before a row in its environment, ``[T, E]``;
     - ``numbers``: the number of episodes up to and including a row, ``[T, E]``;
-    - ``phases``: the distance from a row back to the nearest row at which a slice can begin, ``[T, E]``, if the period
-      is above 1;
+    - ``phases``: if the period is above 1, the distance from a row back to the nearest row at which a slice can begin,
+      ``[T, E]``;
     - ``made``, ``begun``: the total numbers of slices and of episodes, ``[E]``;
     - ``position``: the position of the newest row in its episode, ``[E]``; positions above S are reduced by multiples
       of the period;
@@ -228,7 +229,7 @@ class SliceUnits:
 
     @property
     def every(self) -> int:
-        """The smallest number of steps between the beginnings of two slices of an episode."""
+        """The number of steps between the beginnings of two successive slices of an episode."""
         return self.slices.sequence_length if self.tiled else self.slices.period
 
     @property
@@ -249,7 +250,7 @@ class SliceUnits:
     def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
         """Return the state after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
 
-        The result equals the result of writing the time steps one by one.
+        The returned state is the same as if the time steps were written one by one.
         """
         length, every, shape = self.slices.sequence_length, self.every, (count, ring.envs)
         ends = xp.full(shape, False, "bool")
@@ -283,7 +284,8 @@ class SliceUnits:
         Args:
             xp: The array functions of the framework.
             state: The state.
-            lost: The number of steps that the first episode of each environment had before the first row, ``[E]``.
+            lost: For each environment, the number of steps of its first episode that came before the first row,
+                ``[E]``.
             first_ids: The trajectory numbers of the first rows, ``[E]``, or None.
         """
         ids = {} if first_ids is None else {"last_id": first_ids}
@@ -291,7 +293,9 @@ class SliceUnits:
         return state | {"position": position, "ended": lost == 0, "begun": begun} | ids
 
     def _reduced(self, xp: Arrays, position: Any) -> Any:
-        """Reduce positions in episodes by multiples of the period: for slices of 4 with a period of 3, 9 becomes 6."""
+        """Reduce positions in episodes by multiples of the period. Example: for slices of 4 steps with a period of 3,
+        position 9 becomes 6.
+        """
         length = self.slices.sequence_length
         return xp.where(position < length, position, length + (position - length) % self.every)
 

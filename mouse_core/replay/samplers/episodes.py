@@ -27,8 +27,8 @@ class EpisodeFields(NamedTuple):
         ids: The field that numbers trajectories; None without such a field.
         numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
             an episode.
-        other_ends, other_ids: Known fields that the caller did not name. A warning names a row where these known fields
-            end an episode but the named fields do not; otherwise the known fields are ignored.
+        other_ends, other_ids: Known fields that the caller did not name. If these fields end an episode at a row where
+            the named fields do not, a warning names the row; otherwise these fields are ignored.
     """
 
     ends: tuple[FieldKey, ...]
@@ -44,12 +44,14 @@ class EpisodeFields(NamedTuple):
 
     @property
     def others(self) -> bool:
-        """Whether there are fields that are only compared, for warnings."""
+        """Whether there are fields whose values are only compared with the other fields, for warnings."""
         return bool(self.other_ends) or self.other_ids is not None
 
 
 class Marks(NamedTuple):
-    """The values of the fields that mark where episodes end, ``[n, E]`` each; None for a missing field."""
+    """The values of the fields that mark where episodes end, one array ``[n, E]`` per field; None for a missing
+    field.
+    """
 
     ends: Bools | None
     ids: npt.NDArray[Any] | None
@@ -80,8 +82,8 @@ def find_fields(
     Args:
         read: A function that takes a field's name and returns the field's values.
         traj_key, end_keys: The named fields.
-        done: The field to use instead of ``"done"`` in ``END_KEYS``; "terminated" and "truncated" are on the same
-            level.
+        done: The field that replaces ``"done"`` in ``END_KEYS``; the fields "terminated" and "truncated" on the same
+            level of nesting replace the other fields.
 
     Raises:
         MissingFieldError: The caller names no field, and the rows have no field of ``END_KEYS`` or ``TRAJ_KEYS``.
@@ -117,7 +119,7 @@ def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
 
 
 def _contradiction(fields: EpisodeFields, marks: Marks, before: Marks | None) -> tuple[int, str] | None:
-    """Return the first step at which fields disagree about whether an episode begins, and a text that names the
+    """Return the first step at which the fields disagree on whether an episode begins, and a text that names these
     fields.
     """
     if fields.others:
@@ -163,8 +165,8 @@ def marks_of(fields: EpisodeFields, read: Read, num_envs: int) -> Marks:
 
 
 def _numbers_trajectories(values: npt.NDArray[Any]) -> bool:
-    """Whether a field that the caller did not name can number trajectories: the field has one integer or text for every
-    row.
+    """Whether a field has one integer or one text for every row, so that it can number trajectories. Called for fields
+    that the caller did not name.
     """
     values = as_text(np.asarray(values))
     if values.size != len(values) or values.dtype.kind not in "iufUS":
@@ -205,12 +207,12 @@ class StorageEpisodes:
         traj_key: The field with the number of each row's trajectory: an episode ends where this number changes.
         end_key: The field that is nonzero in the last row of an episode.
         truncated_key: A second field that is nonzero in the last row of an episode.
-        done: The field to use instead of ``"done"``, if none of the three fields is named.
+        done: The field that is used instead of ``"done"`` if none of the three arguments above is given.
 
-    If no field is named, all known fields of the rows count: ``("next", "done")``, ``("next", "terminated")`` and
-    ``("next", "truncated")``, or, if the rows have none of these, ``"done"``, ``"terminated"`` and ``"truncated"``. The
-    first existing field of ``TRAJ_KEYS`` also counts, as the number of the trajectory. One warning is raised if the
-    fields contradict each other, or if the named fields miss an end that another field marks.
+    If none of the three arguments is given, all known fields of the rows count: ``("next", "done")``, ``("next",
+    "terminated")`` and ``("next", "truncated")``, or, if the rows have none of these, ``"done"``, ``"terminated"`` and
+    ``"truncated"``. The first existing field of ``TRAJ_KEYS`` also counts, as the number of the trajectory. One warning
+    is raised if the fields contradict each other, or if the named fields miss an end that another field marks.
     """
 
     def __init__(
@@ -232,7 +234,9 @@ class StorageEpisodes:
         self._rows_looked_at = 0  # for rows of alternating environments
 
     def is_like(self, other: object) -> bool:
-        """Whether another index has the same arguments and the same rows, and therefore the same episodes."""
+        """Whether another index has the same arguments and the same rows as this index, and therefore the same
+        episodes.
+        """
         return isinstance(other, StorageEpisodes) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -261,8 +265,8 @@ class StorageEpisodes:
             self._is_whole = False
 
     def resume(self, storage: Storage) -> None:
-        """Read the marks of the newest time step of a loaded storage now, because a later write of the complete ring
-        would overwrite this time step. If the storage has no rows, the index is built from the first written row on.
+        """Read the episode fields of the newest time step of a loaded storage now, because a later write of a full ring
+        would overwrite this time step. If the storage has no rows, indexing begins with the first written row.
         """
         if not storage.written and self._episodes is None:
             self._is_whole = True
@@ -335,7 +339,7 @@ class StorageEpisodes:
     # ------------------------------------------------------------------ reading
 
     def _extend(self, episodes: EpisodeIndex, fields: EpisodeFields, marks: Marks) -> None:
-        """Add the time steps after the last indexed time step."""
+        """Add the time steps after the last indexed time step to the index."""
         before = self._before
         if fields.cuts or fields.others:
             self._before = marks.last()
@@ -386,8 +390,8 @@ class StorageEpisodes:
         known.add(self)
 
     def _known_begins(self, storage: Storage, episodes: EpisodeIndex) -> list[Int64s]:
-        """Return the first steps of the oldest episodes, ``[E]`` each. The steps come from other indexes of the same
-        rows, and from this index if a change of rows in place made this index stale.
+        """Return the first step of each environment's oldest episode, in arrays ``[E]``. The steps are copied from
+        other indexes of the same rows, and from this index if it became stale because rows were changed in place.
         """
         fields, oldest, num_envs = self._found, episodes.begin, episodes.num_envs
         if fields is None:
@@ -411,7 +415,9 @@ class StorageEpisodes:
         return found
 
     def _read_before(self, storage: Storage, first: int, fields: EpisodeFields) -> Marks | None:
-        """Return the marks of the time step before row ``first``, if this time step still exists."""
+        """Return the values of the episode fields at the time step before row ``first``, if this time step still
+        exists.
+        """
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
             return None
@@ -419,7 +425,7 @@ class StorageEpisodes:
         return marks_of(fields, lambda key: storage.read(key, slots), num_envs)
 
     def _change(self, write: Write) -> None:
-        """After existing rows were overwritten, mark the index as stale if the rows may end other episodes."""
+        """After rows were changed in place, mark the index as stale if the ends of episodes may have changed."""
         episodes, fields = self._episodes, self._fields(write.read)
         marks, self._before = marks_of(fields, write.read, 1), None
         if episodes is None or (marks.ids is not None and (marks.ends is not None or fields.cuts)):
@@ -435,7 +441,7 @@ class StorageEpisodes:
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Int64s]:
-        """Return the state of the index: arrays ``[n]`` for n episodes; an empty state without rows."""
+        """Return the state of the index: arrays ``[n]`` for n episodes. The state is empty if there are no rows."""
         episodes = self._episodes
         if self._is_whole and episodes is not None and episodes.end > episodes.begin:
             return episodes.state()
@@ -443,7 +449,7 @@ class StorageEpisodes:
         return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
 
     def load(self, state: Mapping[str, Int64s]) -> None:
-        """Restore ``state``; if the state is empty, the next draw reads the rows.
+        """Restore ``state``. If the state is empty, the next draw builds the index from the rows.
 
         Raises:
             StateError: The state is damaged; the index is unchanged.

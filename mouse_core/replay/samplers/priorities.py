@@ -33,8 +33,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class SumTree:
-    """A sum tree of integer weights for the indices ``0 .. size - 1``: it draws indices by weight, and has the sum of
-    the weights and the smallest positive weight.
+    """A sum tree of integer weights for the indices ``0 .. size - 1``. The tree draws indices in proportion to their
+    weights, and provides the sum of all weights and the smallest positive weight.
 
     Sums are exact integers: they have no rounding errors, and do not depend on the order of changes or on the shape of
     the tree. All operations take arrays and cost ``O(n log size)`` for ``n`` indices.
@@ -42,7 +42,7 @@ class SumTree:
     Example with 2 children per node instead of 16: the weights 3, 0, 1, 2 have the parents 3 and 3, and the total is 6.
     A random number of 3/4 gives the target 4 (3/4 of the total 6, rounded down). The first node covers the targets 0 to
     2, so the search continues in the second node with the rest 4 - 3 = 1. The children of the second node have the
-    weights 1 and 2. The first child covers only the rest 0, so the second child, which is index 3, is drawn.
+    weights 1 and 2. The first child covers only a rest of 0, so the second child, which has index 3, is drawn.
 
     Args:
         size: The number of indices, at least 1. All weights are 0 at first. The sum of the weights must be less than
@@ -123,8 +123,8 @@ class SumTree:
         """Return indices drawn in proportion to their weights; an index with weight 0 is never drawn.
 
         Args:
-            words: Random numbers, uint64 ``[n]``: a word w selects the position ``w * total * 2**-64`` in the
-                cumulative weights. The total must be above 0.
+            words: Random numbers, uint64 ``[n]``: a number w selects the position ``w * total * 2**-64`` in the
+                cumulative weights. The total of the weights must be above 0.
 
         Returns:
             int64 ``[n]``.
@@ -172,7 +172,7 @@ class SumTree:
 
 
 def scaled(words: Words, total: int) -> Int64s:
-    """Return ``floor(word * total / 2**64)`` of each word, int64 ``[n]``; the total is below ``2**63``."""
+    """Return ``floor(word * total / 2**64)`` for each word, int64 ``[n]``; ``total`` must be below ``2**63``."""
     high, low = np.uint64(total >> 32), np.uint64(total & 0xFFFFFFFF)
     upper, lower = words >> _HALF, words & _LOW
     # Products of 32-bit halves; each sum with the carry of the lower product has at most 64 bits.
@@ -194,13 +194,13 @@ def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
 
 
 def importance_weights(tree: SumTree, slots: Slots, beta: float) -> npt.NDArray[np.float32]:
-    """Return ``(p_i / p_min) ** -beta`` for the ``slots``, float32, in the same shape."""
+    """Return ``(p_i / p_min) ** -beta`` of the rows in ``slots``, float32, in the shape of ``slots``."""
     return ((tree.weights[slots] / tree.smallest) ** -beta).astype(np.float32)
 
 
 Floats = npt.NDArray[np.float64]
 Beta = float | Callable[[int], float]
-"""A number, or a function from the sample number (0, 1, 2, ...) to a number."""
+"""A number, or a function that takes the index of the sample (0, 1, 2, ...) and returns a number."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class LinearSchedule:
     Args:
         start: The value at sample 0.
         end: The value from sample ``samples`` on.
-        samples: The number of samples until ``end``, at least 1.
+        samples: The number of samples over which the value changes, at least 1.
 
     Raises:
         ConfigError: A value is not finite, or ``samples`` is below 1.
@@ -242,20 +242,20 @@ class PrioritizedSampler(BaseSampler):
 
     Priorities are float32. The weight of a row is an integer: ``p_i`` in units of ``2**-24``, at least one unit. For
     ``alpha`` up to 2, the error of a weight is at most a relative ``2**-27`` plus half a unit. Weights are computed and
-    summed without floats, so draws are bit-identical on every machine. The sum of all weights is less than ``2**63``
-    units: in a buffer of 1 million rows each ``p`` is at most 549,755. With 10 million rows ``p`` is at most 54,975,
-    which is a priority of 79 million for ``alpha=0.6``. If the capacity of a buffer grows, larger weights are reduced
-    to the new limit.
+    summed without floats, so draws are bit-identical on every machine. The sum of all weights must be less than
+    ``2**63`` units, so in a buffer of 1 million rows each ``p`` can be at most 549,755. With 10 million rows the limit
+    of ``p`` is 54,975, which is a priority of 79 million for ``alpha=0.6``. If the capacity of a buffer grows, larger
+    weights are reduced to the new limit.
 
     Args:
         alpha: The exponent of priorities, in ``[0, 8]``; with 0, all rows are equally likely.
-        beta: The exponent of the importance weights, at least 0; 1 corrects the bias completely. A number, or a
-            function from the buffer's sample number (0, 1, 2, ...) to a number, such as ``LinearSchedule(0.4, 1.0,
-            samples=100_000)``. The attribute can be set at any time.
+        beta: The exponent of the importance weights, at least 0; 1 corrects the bias completely. ``beta`` is a number,
+            or a function that takes the index of the buffer's sample (0, 1, 2, ...) and returns a number, such as
+            ``LinearSchedule(0.4, 1.0, samples=100_000)``. The attribute ``beta`` can be set at any time.
         eps: The number that is added to every priority: 0, or in ``[2**-100, 2**100]``.
         max_priority_within_buffer: Whether new rows get the largest current priority instead of the largest priority
-            ever set, so that a very large priority has no effect after it was corrected. Every update then reads all
-            priorities.
+            ever set. With True, a very large priority has no effect on new rows after the priority was lowered, but
+            every update reads all priorities.
 
     Raises:
         ConfigError: A number is out of range.
@@ -340,7 +340,7 @@ class PrioritizedSampler(BaseSampler):
         self._size = len(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Discard all priorities, so that all rows count as new rows."""
+        """Discard all priorities; all rows then count as new rows."""
         self._set_largest(1.0)
         self._tree, self._known = None, np.zeros(0, np.int64)
 
@@ -459,7 +459,7 @@ class PrioritizedSampler(BaseSampler):
 
 
 def beta_at(beta: Beta, sample: int) -> float:
-    """Return the exponent of importance weights for sample number ``sample``.
+    """Return the exponent of importance weights for the sample with index ``sample``.
 
     Raises:
         ConfigError: A schedule does not return a finite number of at least 0.

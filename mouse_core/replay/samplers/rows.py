@@ -22,11 +22,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class BaseSampler:
-    """Base class of samplers: ignores written rows, and saves and restores the values of ``_state``."""
+    """Base class of samplers. It ignores written rows, and it saves and restores the values of ``_state``."""
 
     needs_order = False
     _kinds: Mapping[str, type | str] = {}
-    """The types of the state's values, without the configuration; see ``check_state``."""
+    """The types of the state's values, not including the configuration; see ``check_state``."""
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Do nothing when rows are written."""
@@ -35,11 +35,13 @@ class BaseSampler:
         """Do nothing at a reset."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the configuration, and the values on which draws depend besides the rows: plain values and arrays."""
+        """Return the configuration, and all values except the rows on which draws depend, as plain values and
+        arrays.
+        """
         return {**self._config(), **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``; the next draws continue from it.
+        """Restore ``state``; the next draws continue from this state.
 
         Raises:
             StateError: The state is damaged, or comes from another sampler or configuration; the sampler is unchanged.
@@ -57,7 +59,7 @@ class BaseSampler:
 
 
 class Epochs(BaseSampler):
-    """Epochs over the indices ``0 .. total - 1``, each in a different order.
+    """Epochs over the indices ``0 .. total - 1``; with ``shuffle``, each epoch has a different order.
 
     Args:
         drop_last: Whether an incomplete batch at the end of an epoch is left out.
@@ -72,7 +74,7 @@ class Epochs(BaseSampler):
         self._begin_anew()
 
     def reset(self, storage: Storage) -> None:
-        """Discard the current epoch, because any row may have changed; the next draw begins an epoch."""
+        """Discard the current epoch; the next draw begins an epoch. Called when any row may have changed."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -109,17 +111,20 @@ class Epochs(BaseSampler):
 
 @lru_cache(maxsize=16)
 def order_of(key: Key, total: int) -> Order:
-    """Return the random order of a key. Orders are cached, because creating an order takes longer than a lookup."""
+    """Return the random order that a key determines. Orders are cached, because creating an order takes longer than a
+    lookup.
+    """
     return Order(key, total)
 
 
 def unmasked(where: npt.NDArray[np.bool_], batch: Any, masks: bool) -> npt.NDArray[np.bool_]:
-    """Return the mask of a batch's valid rows: the rows in ``where`` that the batch's ``mask`` includes.
+    """Return a mask that combines ``where`` with the batch's ``mask``: True for a row if both masks are True.
 
     Args:
-        where: The mask of the rows to consider, of the shape of the index.
+        where: A mask of rows, in the shape of the batch's ``index``.
         batch: The batch.
-        masks: Whether the buffer adds the field ``mask``; otherwise ``mask`` is a stored field of the rows.
+        masks: Whether the buffer added the field ``mask``; if not, a field ``mask`` is a stored field of the rows and
+            is ignored.
     """
     if not masks or "mask" not in batch:
         return where
@@ -138,7 +143,7 @@ def check_state(
 
     Args:
         state: The state to check.
-        fixed: The configuration of the sampler, whose values the state must equal.
+        fixed: The configuration of the sampler; the state must have the same values.
         kinds: The types of the other values: ``int`` (at least 0), ``float``, ``object`` (not checked), or, for an
             array ``[n]``, the kinds of dtype that are allowed, such as "iu".
         sampler: The name of the sampler in the error message.
@@ -255,19 +260,19 @@ class ConsumingSampler(BaseSampler):
     """Draws every written row exactly ``times`` times.
 
     A batch contains a row at most once, and is short if fewer rows than ``batch_size`` are left. Rows that were drawn
-    less often are drawn first, so rows that were written together are drawn in passes. For example, 256 rows with
-    ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass ends within a batch, rows of the next
-    pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a queue: each row is drawn once, in the
-    order of writing. A row may be a whole trajectory. Consumed rows can be read by their index until a ring overwrites
-    the rows. If a ring overwrites a row before it was drawn, the row is never drawn. Each draw reads the counts of all
-    rows.
+    less often are drawn first, so rows that were written together are drawn in passes: every row once, then every row a
+    second time. For example, 256 rows with ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass
+    ends within a batch, rows of the next pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a
+    queue: each row is drawn once, in the order of writing. A row may be a whole trajectory. Consumed rows can be read
+    by their index until a ring overwrites the rows. If a ring overwrites a row before it was drawn, the row is never
+    drawn. Each draw reads the counts of all rows.
 
     Args:
         times: The number of times that each row is drawn.
         shuffle: Whether each batch is drawn uniformly from the rows that were drawn least often; otherwise the oldest
             remaining rows are drawn first.
-        drop_last: Whether a draw raises ConfigError if too few rows for a full batch are left, so that the caller waits
-            for more rows.
+        drop_last: Whether a draw raises ConfigError if too few rows for a full batch are left, so that the caller can
+            wait for more rows.
 
     Raises:
         ConfigError: ``times`` is below 1.
@@ -287,7 +292,7 @@ class ConsumingSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """How many rows have remaining draws, not counting rows written since the last draw."""
+        """The number of rows that will be drawn again, not counting rows written since the last draw."""
         return int(np.count_nonzero(self._left))
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -337,7 +342,7 @@ class ConsumingSampler(BaseSampler):
         return Draw(slots)
 
     def _least_drawn(self, there: Slots, count: int, key: Key) -> Slots:
-        """Return ``count`` of the slots at random; slots that were drawn less often are preferred."""
+        """Return ``count`` random slots out of ``there``; slots that were drawn less often are chosen first."""
         found: list[Slots] = []
         left = self._left[there]
         for times in np.unique(left)[::-1]:
@@ -413,7 +418,8 @@ class ReverseSampler(BaseSampler):
 
 
 class StalenessSampler(BaseSampler):
-    """Draws rows by the age of the policy version that collected them: excludes old rows, and may prefer newer rows.
+    """Draws rows by the age of the policy version that collected the rows: excludes rows that are too old, and can give
+    newer rows a larger weight.
 
     The staleness of a row is ``version - row[version_key]``, at least 0; a batch contains the staleness in the field
     ``staleness``. Rows are drawn independently of each other. After a write or a change of the version, the next draw
@@ -466,11 +472,11 @@ class StalenessSampler(BaseSampler):
         self._version = None if version is None else check_count("version", version, 0)
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Make the next draw read the rows' versions again."""
+        """Mark the rows' versions as stale; the next draw reads the versions again."""
         self._known = None
 
     def reset(self, storage: Storage) -> None:
-        """Make the next draw read the rows' versions again."""
+        """Mark the rows' versions as stale; the next draw reads the versions again."""
         self._known = None
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:

@@ -1,5 +1,5 @@
-"""Samplers of slices, which are consecutive rows of one episode, drawn uniformly or by the priority of the slice's
-first row.
+"""Samplers of slices (consecutive rows of one episode). Slices are drawn uniformly, or by the priority of their first
+row.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class SliceSampling(BaseSampler):
 
         Example: in a ring of 100 time steps, an episode with the steps 295 to 304 lies in the slots 95 to 99 and 0 to
         4. A window of 4 steps that begins at 298 has the steps 298 to 301. Relative to step 200, which lies in slot 0,
-        the steps are 98, 99, 100 and 101. 100 is subtracted from numbers of at least 100: the slots are 98, 99, 0, 1.
+        the steps are 98, 99, 100 and 101. From each of these numbers that is at least 100, 100 is subtracted, so the
+        slots are 98, 99, 0, 1.
         """
         rule, (env, start, begin, end, traj_id) = self._rule, windows
         before = self._burn_in * self.dilation
@@ -160,8 +161,8 @@ class SliceSampling(BaseSampler):
     def _keep_within(
         self, slots: npt.NDArray[np.int64], windows: Windows, origin: npt.NDArray[np.int64], before: int
     ) -> npt.NDArray[np.bool_]:
-        """Replace slots outside the episode by the slot of the episode's first or last row; return the mask of the
-        slots inside the episode.
+        """Replace each slot outside the episode by the slot of the episode's first or last row. Return a mask that is
+        True for the slots inside the episode.
         """
         length, (_, start, begin, end, _) = self._rule.length, windows
         mask = np.ones(slots.shape, np.bool_)
@@ -228,25 +229,27 @@ class SliceSampler(SliceSampling):
             episode also begins where an episode of the store begins. One warning is raised if these fields contradict
             each other, or if the named fields do not mark an end that another field marks.
         strict_length: With ``pad=False``: whether episodes shorter than a slice are left out. If False, an episode that
-            is shorter than a slice is a short slice, and a batch is flat, ``[steps]``: the slices are concatenated, and
-            the field ``slice_id`` has the slice number of each row.
+            is shorter than a slice is drawn as a short slice. A batch is then flat, ``[steps]``: the slices are
+            concatenated, and the field ``slice_id`` has the index of each row's slice.
         pad: Whether episodes shorter than a slice are padded to ``sequence_length``; ``mask`` then marks the existing
             steps. With True, the nearest existing step is repeated; a number is the value of all fields in padded
             steps. The default is True, so that no episode is left out silently.
         span: The number of steps by which a slice may extend beyond the ends of its episode; missing steps are padded
-            as for short episodes. True: at least one step of the slice exists; an integer: at least ``sequence_length -
-            span`` steps exist; False: all steps exist. A pair sets the values for the start and the end of the episode.
+            as for short episodes. True: at least one step of each slice must exist; an integer: at least
+            ``sequence_length - span`` steps must exist; False: all steps must exist. A pair sets the values for the
+            start and the end of the episode.
         weighting: "step": all slices have equal probability, so long episodes are drawn more often; "trajectory": all
             episodes with a slice have equal probability.
-        period: The distance between the first steps of slices, counted from the first step of an episode. With a period
-            of 3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from the earliest step at
-            which the span allows a slice to begin. Slices keep their positions after a ring has overwritten the first
-            step of the episode, if a sampler of these rows with the same fields has indexed that step. A buffer that
-            ``with_parts`` returned also keeps the positions of slices. A sampler of a mapped storage that is opened
-            again finds the first step if it is among the latest 1,024 overwritten rows in the files. If the first step
-            of an episode is unknown, positions are counted from the oldest existing step. An episode that has lost its
-            first steps may have no complete slice left. In this case, the remaining steps of the episode, from the next
-            position at which a slice can begin, are a short slice, unless short episodes are left out.
+        period: The number of steps between the first steps of successive slices, counted from the first step of an
+            episode. With a period of 3, slices begin at the steps 0, 3, 6, ... With a span, positions are counted from
+            the earliest step at which the span allows a slice to begin. After a ring has overwritten the first step of
+            an episode, slices keep their positions if that step was indexed before by this sampler, or by another
+            sampler of the same rows with the same fields. In a buffer that ``with_parts`` returned, slices also keep
+            their positions. When a mapped storage (``MemmapStorage``) is opened again, the first step is found if it is
+            among the latest 1,024 overwritten rows in the files. If the first step of an episode is unknown, positions
+            are counted from the oldest existing step. An episode whose first steps were overwritten may have no
+            complete slice left. The remaining steps of this episode, from the next position at which a slice can begin,
+            are then a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
             with their rewards, are left out. Therefore a dilation above 1 in a buffer with ``NextView``, ``NStep``,
@@ -309,13 +312,15 @@ class SliceSampler(SliceSampling):
 
     @property
     def gives_windows(self) -> bool:
-        """Whether all slices are windows of equal length that begin inside their episode."""
+        """Whether all slices have equal length and begin inside their episode, so that a window sampler can draw
+        them.
+        """
         rule = self._rule
         moved = self.dilation > 1 or self._burn_in
         return not moved and not (rule.left or rule.right) and (rule.strict or self._pad is not False)
 
     def is_whole(self, storage: Storage) -> bool:
-        """Whether every slice has all its steps; reads all episodes if short episodes are padded."""
+        """Whether no slice needs padding. If short episodes are padded, the call reads the lengths of all episodes."""
         episodes = self.episodes.settled(storage)
         rule = replace(self._rule, strict=True)
         return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
@@ -332,7 +337,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
         strict_length: With ``pad=False``: whether an incomplete slice at the end of an episode is left out; otherwise
             the incomplete slice becomes a shorter slice, as in ``SliceSampler``.
-        pad: See ``SliceSampler``; an incomplete slice at the end of an episode is padded, too.
+        pad: See ``SliceSampler``; with padding, an incomplete slice at the end of an episode is also padded.
         drop_last: Whether an incomplete batch at the end of an epoch is left out; otherwise the last batch has fewer
             slices.
         shuffle: Whether each epoch has a new random order; otherwise slices are ordered by environment and then by
@@ -409,11 +414,11 @@ _SCANNED = 1 << 18
 class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     """Draws slices in proportion to the priorities of their first rows; see ``PrioritizedSampler``.
 
-    A slice is drawn only at a row where a complete slice begins, as in ``SliceSampler``. With ``strict_length=False``
-    or ``pad``, a slice can also begin at the first row of an episode that is shorter than a slice. With a span, a slice
-    can also begin at later rows of an episode. All rows have priorities, so the priority of a row applies as soon as a
-    slice begins at the row. ``priority_weight`` is equal for all steps of a slice, and is relative to the smallest
-    weight of all rows at which slices begin.
+    A slice is drawn only at a row at which a complete slice can begin, as in ``SliceSampler``. With
+    ``strict_length=False`` or ``pad``, a slice can also begin at the first row of an episode that is shorter than a
+    slice. With a span, a slice can also begin at later rows of an episode. All rows have priorities, so the priority of
+    a row applies as soon as a slice begins at the row. ``priority_weight`` is equal for all steps of a slice, and is
+    relative to the smallest weight of all rows at which slices begin.
 
     Args:
         alpha, beta, eps, max_priority_within_buffer: See ``PrioritizedSampler``.
@@ -424,7 +429,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             row after the burn-in steps.
 
     Raises:
-        ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``; also for a span before the start of an episode.
+        ConfigError: See ``PrioritizedSampler`` and ``SliceSampler``. Also raised if ``span`` allows steps before the
+            start of an episode.
     """
 
     _kinds: Mapping[str, type | str] = {**SliceSampling._kinds, **PrioritizedSampler._kinds}
@@ -484,7 +490,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             self._weigh(storage, write.slots)
 
     def reset(self, storage: Storage) -> None:
-        """Treat all rows as new rows, without any earlier priority."""
+        """Discard all priorities; all rows then count as new rows."""
         PrioritizedSampler.reset(self, storage)
         SliceSampling.reset(self, storage)
         self._forget()
@@ -569,7 +575,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         return self._starting
 
     def _mark_begins(self, episodes: EpisodeIndex, begin: int, end: int) -> None:
-        """Mark at which of the time steps ``begin .. end - 1`` slices begin."""
+        """Mark those of the time steps ``begin .. end - 1`` at which slices begin."""
         num_envs = episodes.num_envs
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)

@@ -1,8 +1,8 @@
 """Conversion of priorities to integer weights, bit-identical in NumPy, torch and JAX.
 
 The float result of ``x ** 0.6`` depends on the framework: NumPy and compiled JAX differ for one in five float32 values.
-Sums of floats depend on their order. So a priority is converted to an integer weight by integer operations only.
-Integers are summed exactly, so the host and every device draw the same rows.
+Sums of floats depend on their order. Therefore a priority is converted to an integer weight by integer operations only.
+Sums of integers are exact, so the host and every device draw the same rows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ A = TypeVar("A")
 
 UNIT_BITS = 24
 UNIT = float(1 << UNIT_BITS)
-"""Number of fractional bits of weights: a row of priority 1 has the weight 2**24 units.
+"""The weight of a row of priority 1: 2**24 units, because weights have 24 fractional bits.
 
 Small weights are precise enough: with alpha=0.6, a row of priority 0 and eps=1e-8 has 266 units, so rounding changes
-the weight by at most 0.2%. Large weights fit: the weights of a buffer must sum to less than 2**63, so in a buffer of 10
-million rows, a weight can be up to 55,000 times the weight of priority 1. With alpha=0.6, this is the weight of a
-priority of 79 million.
+the weight by at most 0.2%. Large weights can be represented: the weights of a buffer must sum to less than 2**63, so in
+a buffer of 10 million rows, a weight can be up to 55,000 times the weight of priority 1. With alpha=0.6, this is the
+weight of a priority of 79 million.
 """
 
 LARGEST_ALPHA = 8.0
-"""Largest exponent; with larger exponents, the powers of most priorities would exceed 64 bits."""
+"""The largest exponent ``alpha``; with larger exponents, the powers of most priorities would exceed 64 bits."""
 
 # Of the 23 fraction bits of a float32, the upper 7 choose a polynomial, and the lower 16 are its argument.
 _PIECES, _ARGUMENT_BITS = 128, 16
@@ -75,12 +75,12 @@ class Powers:
     are t, and the value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
 
     Args:
-        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded; but 0 for e=0, because e=0 represents the number
-            0.
-        shifts: For each e, the right shift of the product of both powers, in bits from 0 to 63, for weights in half
-            units.
+        factors: For each e from 0 to 255, ``2**(30 + part)``, rounded to an integer; the element for e=0 is 0, because
+            e=0 represents the number 0.
+        shifts: For each e, the number of bits, 0 to 63, by which the product of both powers is shifted right; the
+            result is a weight in half units.
         pieces: a, b and the absolute value of c, ``[3, 128]``; a has 24 to 31 fractional bits.
-        bends_down: Whether c is subtracted, as for exponents below 1.
+        bends_down: Whether the term with c is subtracted; True for exponents below 1.
         most: The largest weight; larger results are reduced to ``most``.
     """
 
@@ -134,7 +134,7 @@ def powers(alpha: float) -> Powers:
 def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
     """Return ``x ** alpha`` of float32 numbers in units of ``2**-24``, for arrays of NumPy and torch.
 
-    A weight is an integer from 1 to ``tables.most``, and 0 only for the number 0. With alpha 0 all weights are
+    A weight is an integer from 1 to ``tables.most``; only the number 0 has the weight 0. With alpha 0 all weights are
     ``2**24``. For alpha up to 2 the error is at most a relative ``2**-27`` plus half a unit; for a larger alpha, a
     relative ``2**-18`` plus half a unit. With alpha 1, the weight is the number itself, rounded to the nearest unit
     (halves are rounded up).
@@ -142,7 +142,7 @@ def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
     Args:
         bits: The bits of numbers of at least 0, int64 of any shape. Numbers below ``2**-126`` (subnormal, not supported
             by some devices) count as 0, and infinity counts as ``2**128``.
-        tables: The result of ``powers``; with tensors instead of arrays for torch.
+        tables: The result of ``powers``; for torch, the tables are tensors instead of arrays.
         xp: The namespace of the arrays.
 
     Returns:
@@ -166,7 +166,7 @@ def _unbounded(bits: Any, tables: Powers) -> tuple[Any, Any]:
 
 
 def bits_of(eps: float) -> int:
-    """Return the bits of a number in float32."""
+    """Return the bits of ``eps`` in float32, as an integer."""
     return int(np.float32(eps).view(np.uint32))
 
 
@@ -205,7 +205,9 @@ def plus_bits(bits: A, other: int, xp: Any) -> A:
 
 
 def sums_of(priority: npt.NDArray[np.float32], eps: float) -> Int64s:
-    """Return the bits of ``priority + eps`` by a float addition, which in NumPy equals ``plus_bits``."""
+    """Return the bits of ``priority + eps``, computed by a float addition; in NumPy the result equals the result of
+    ``plus_bits``.
+    """
     return (priority + np.float32(eps)).view(np.int32).astype(np.int64)
 
 
@@ -232,8 +234,8 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
 
 
 def _weighed(priority: npt.NDArray[np.float32], eps: float, tables: Powers) -> Int64s:
-    """Return the result of ``weights_of``, but do not limit weights exactly: above the limit, any larger value is
-    possible.
+    """Return the result of ``weights_of`` without an exact limit: a weight above ``tables.most`` can be any number
+    above ``tables.most``.
     """
     if priority.size > _TOGETHER:
         flat, found = priority.reshape(-1), np.empty(priority.size, np.int64)
@@ -281,7 +283,8 @@ def largest_priority(most: int, alpha: float, eps: float) -> float:
 
 
 def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
-    """Return priorities in the shape of ``slots``; further axes of length 1, or one number for each slice, are allowed.
+    """Return priorities in the shape of ``slots``. The argument may have further axes of length 1, or one number for
+    each slice.
 
     Raises:
         DataError: The priorities are not numbers.
@@ -312,7 +315,7 @@ def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "up
 
 
 def check_alpha(value: Any) -> float:
-    """Return the exponent; raise ConfigError unless ``powers`` accepts it."""
+    """Return the exponent ``value``; raise ConfigError unless ``powers`` accepts ``value``."""
     alpha = check_number("alpha", value)
     if alpha > LARGEST_ALPHA:
         raise ConfigError(f"alpha: expected a number up to {LARGEST_ALPHA:g}, found {value!r}")

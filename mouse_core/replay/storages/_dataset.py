@@ -35,12 +35,12 @@ _KEY = Key(0, Purpose.REPLAY, 0)
 
 
 class DatasetStorage:
-    """A read-only storage over the rows of a snapshot, which are not copied. Rows have named fields in the delivered
-    dtypes.
+    """A read-only storage over the rows of a snapshot; the rows are not copied. Rows have named fields in the dtypes in
+    which the snapshot delivers them.
 
     Args:
         snapshot: The rows.
-        store: The store of the snapshot, which can get more rows; None without a store.
+        store: The store of the snapshot, to which rows can be added; None if there is no store.
     """
 
     ndim = 1
@@ -75,15 +75,16 @@ class DatasetStorage:
 
     @property
     def grows(self) -> bool:
-        """Whether the storage has a store, which can get more rows."""
+        """Whether the storage reads a store, to which rows can be added."""
         return self._store is not None
 
     def refresh(self) -> int:
-        """Include the rows that the store has now. If earlier rows do not keep their slots, ``changes`` increases.
+        """Include all rows that the store has at the time of the call. If earlier rows do not keep their slots,
+        ``changes`` increases.
 
         Returns:
-            The number of oldest rows that the store dropped, if the remaining rows now lie in the slots from 0 on; else
-            0.
+            The number of oldest rows that the store dropped if the remaining rows now lie in the slots from 0 on;
+            otherwise 0.
 
         Raises:
             ConfigError: The storage is not connected to a ``DatasetStore``.
@@ -108,15 +109,15 @@ class DatasetStorage:
         self.snapshot = snapshot
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Always raises ConfigError."""
+        """Always raise ConfigError, because the storage is read-only."""
         raise ConfigError("write: expected a writable storage, found recorded data, which is read-only")
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Always raises ConfigError."""
+        """Always raise ConfigError, because the storage is read-only."""
         self.append(rows)
 
     def empty(self) -> None:
-        """Always raises ConfigError."""
+        """Always raise ConfigError, because the storage is read-only."""
         self.append(None)
 
     def get(self, slots: Slots) -> dict[str, npt.NDArray[Any]]:
@@ -179,11 +180,13 @@ class DatasetStorage:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Return the number of rows and their fingerprint; the state does not contain the rows."""
+        """Return the number of rows and the fingerprint of the rows; the state does not contain the rows."""
         return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the snapshot that ``state`` describes: the first rows of the present snapshot or of its store."""
+        """Restore the snapshot that ``state`` describes; it consists of the first rows of the current snapshot or of
+        its store.
+        """
         if not isinstance(state, Mapping) or state.get("kind") != "dataset":
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
         snapshot = self._of_rows(state.get("size"))
@@ -230,7 +233,7 @@ def no_store_error(found: str) -> ConfigError:
 
 
 def as_storage(storage: Any) -> Storage:
-    """Return a storage unchanged; wrap a store, a snapshot, a dataset or a table in a ``DatasetStorage`` with its
+    """Return a storage unchanged; wrap a store, a snapshot, a dataset or a table in a ``DatasetStorage`` of the same
     alignment.
 
     Raises:
@@ -261,7 +264,7 @@ class RecordedSlices:
 
     Args:
         storage: The rows of a snapshot, ``storage.snapshot``.
-        sampler: Draws the first rows of the slices.
+        sampler: The sampler that draws the first rows of the slices.
     """
 
     def __init__(self, storage: Any, sampler: SliceSampler) -> None:
@@ -307,7 +310,7 @@ class RecordedSlices:
         return rows, slices.draw(key)
 
     def _source(self, batch_size: int, key: Key) -> BatchSource:
-        """Return the source of the samples with numbers from ``key.index`` on."""
+        """Return a source that contains the samples from index ``key.index`` on."""
         name = (batch_size, key.seed, self._sampler.weighting)
         source = self._sources.get(name)
         if source is None:
@@ -329,7 +332,7 @@ class RecordedSlices:
         self._sources, self._known_whole = {}, None
 
     def reset(self, storage: Storage) -> None:
-        """Plan all samples again."""
+        """Discard all planned samples; each sample is planned again when it is drawn."""
         self._sources, self._before, self._known_whole = {}, {}, None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -368,7 +371,7 @@ class _Slices:
         return planned
 
     def forget(self) -> None:
-        """Discard all plans, because the store has new rows."""
+        """Discard all planned samples; called when the store has new rows."""
         self._planned.clear()
         self._draws = {}
 
@@ -380,8 +383,8 @@ class _Slices:
         return self._draws.pop(key.index)
 
     def _draws_from(self, first: int, samples: range, windows: Windows) -> dict[int, Draw]:
-        """Return the draws of ``samples`` samples from number ``first`` on, planning up to ``_STEPS_TOGETHER`` steps at
-        once.
+        """Return the draws of the samples ``samples`` from index ``first`` on; up to ``_STEPS_TOGETHER`` steps are
+        planned at once.
         """
         size = self.batch_size
         count = min(samples.stop - first, max(1, _STEPS_TOGETHER // (size * self.sequence_length)))

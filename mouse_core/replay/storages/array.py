@@ -1,4 +1,4 @@
-"""ArrayStorage, which keeps rows as arrays in memory; and the base classes and checks that storages share."""
+"""ArrayStorage, which keeps rows as arrays in memory, and base classes and checks for all storages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:
     """Return the state of a storage with columns ``[len, *shape]``, in the order of the schema's fields.
 
-    A column whose rows differ in length is a list of the rows' bytes.
+    A column whose rows differ in length is returned as a list with the bytes of each row.
     """
     return {
         "kind": "rows",
@@ -44,8 +44,8 @@ def _packed(values: list[Bytes]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
-    """Check a saved column of ``size`` rows, and return it in the form of ``rows_state``; raise StateError if it is
-    invalid.
+    """Check a saved column of ``size`` rows, and return the column as ``rows_state`` returns columns; raise StateError
+    if the column is invalid.
     """
     if kind.varies:
         return _unpacked(key, kind, saved, size)
@@ -59,7 +59,7 @@ def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
 
 
 def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: int) -> list[Bytes]:
-    """Return the bytes of each row; raise StateError if the saved bytes cannot be decoded."""
+    """Return the bytes of each row of a saved column; raise StateError if the saved bytes cannot be decoded."""
     lengths, raw = np.asarray(column["lengths"]), np.asarray(column["bytes"])
     fits = lengths.dtype == np.int64 and lengths.shape == (size,) and raw.dtype == np.uint8 and raw.ndim == 1
     if not fits or (lengths < 0).any() or int(lengths.sum()) != raw.size:
@@ -75,7 +75,7 @@ def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: i
 
 
 def _whole_steps(storage: Storage, state: Mapping[str, Any]) -> int:
-    """Return the capacity of a storage, rounded down to complete time steps of the state's environments."""
+    """Return the capacity of a storage, rounded down to a multiple of the number of environments in the state."""
     schema = state.get("schema")
     num_envs: Any = schema.get("num_envs") if isinstance(schema, Mapping) else 1
     own = storage.capacity
@@ -137,12 +137,12 @@ def state_rows(
 
 
 class RowStorage:
-    """Base class of storages that keep rows as columns; the base class has the schema of rows, and subclasses hold the
+    """Base class of storages that keep rows as columns. The base class has the schema of the rows; subclasses store the
     rows.
 
     Args:
         ndim: 1, or 2 for ``[time, env]``.
-        ragged: Names of fields whose rows can differ in length.
+        ragged: The names of the fields whose values can differ in length from row to row.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -169,7 +169,9 @@ class RowStorage:
 
     @property
     def ragged(self) -> tuple[FieldKey, ...]:
-        """Fields whose rows differ in length: declared fields, and fields whose lengths differ in the first write."""
+        """The fields whose values can differ in length from row to row: declared fields, and fields whose lengths
+        differ in the first write.
+        """
         return self._ragged if self._schema is None else tuple({**dict.fromkeys(self._ragged), **self._schema.varying})
 
     @property
@@ -192,7 +194,7 @@ class RingStorage(RowStorage):
         ndim: 1, or 2 for ``[time, env]``.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
-        ragged: Names of fields whose rows can differ in length.
+        ragged: The names of the fields whose values can differ in length from row to row.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -221,8 +223,8 @@ class RingStorage(RowStorage):
         self.changes += 1
 
     def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
-        """Return the slots of the next ``n`` rows: for each run of slots, the first slot, the first row, and the number
-        of rows.
+        """Return the slots of the next ``n`` rows, as runs of consecutive slots: for each run the first slot, the first
+        row, and the number of rows.
 
         Example: a ring of 4 slots holds row 0, and 5 rows are appended. Row 1 would be overwritten at once, so only the
         rows 2 to 5, which are the appended rows 1 to 4, are written, to the slots 2, 3, 0 and 1: the result is ``(2, 1,
@@ -233,14 +235,16 @@ class RingStorage(RowStorage):
             yield slot, lost + begin, count
 
     def _appended(self, n: int) -> int:
-        """Count ``n`` appended rows, and return the number of the first appended row."""
+        """Count ``n`` appended rows, and return the index of the first appended row in the order of writing."""
         first = self.written
         self.written = first + n
         self._size = min(self._size + n, self.capacity)
         return first
 
     def _begin(self, schema: RowSchema) -> None:
-        """Allocate memory for the capacity, rounded down to complete time steps, with ``_allocate`` of the subclass."""
+        """Round the capacity down to complete time steps, and allocate memory for it with ``_allocate`` of the
+        subclass.
+        """
         asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
         try:
             self._allocate(schema)
@@ -256,10 +260,10 @@ class RingStorage(RowStorage):
         check_slots(slots, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, for a pickle.
+        """Return the attributes that a pickle contains.
 
         Raises:
-            ConfigError: The storage is pickled for a new process, where the copy and the original would diverge.
+            ConfigError: The storage is pickled for a new process; later writes would change only one of the two copies.
                 Pickling to a file and ``copy.deepcopy`` are allowed.
         """
         if is_spawning():
@@ -275,7 +279,7 @@ class RingStorage(RowStorage):
 
 
 def check_put(slots: Slots, n: int) -> None:
-    """Raise DataError unless the number of rows equals the number of slots."""
+    """Raise DataError unless the number of rows, ``n``, equals the number of slots."""
     if slots.size != n:
         raise DataError(f"rows: expected {slots.size}, one for each index, found {n}")
 
@@ -293,7 +297,7 @@ def check_slots(slots: Slots, size: int) -> None:
 
 
 def slot_error(slots: Slots, size: int) -> RowIndexError:
-    """Return the RowIndexError for a list of slots, some of which are not in use."""
+    """Return the RowIndexError for ``slots``, some of which are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
     return RowIndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
 
@@ -306,19 +310,19 @@ class ArrayStorage(RingStorage):
     memory.
 
     Args:
-        capacity: The largest number of rows; with ``ndim=2`` time steps times environments, rounded down to complete
-            time steps. By default the number of rows in ``arrays``.
+        capacity: The largest number of rows; by default the number of rows in ``arrays``. With ``ndim=2``, all time
+            steps of all environments count, and the capacity is rounded down to complete time steps.
         ndim: 1, or 2 for ``[time, env]``, in which every environment is a separate stream.
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
             the first rows, and later rows overwrite them.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
-        ragged: Fields whose rows are arrays that can differ in length. Text, and fields whose lengths already differ in
-            the first write, need not be named.
+        ragged: The fields whose values are arrays that can differ in length from row to row. Text fields, and fields
+            whose lengths already differ in the first write, need not be named.
 
     A pickle contains a copy of the rows. Sending the storage to a new process (``multiprocessing`` with "spawn", a
-    ``DataLoader``'s workers) raises ConfigError, because the copies would diverge. Use a ``MemmapStorage`` to share
-    rows between processes.
+    ``DataLoader``'s workers) raises ConfigError, because later writes would change only one of the two copies. Use a
+    ``MemmapStorage`` to share rows between processes.
 
     Raises:
         ConfigError: An argument is out of range, or both or neither of ``capacity`` and ``arrays`` are passed.
@@ -362,7 +366,7 @@ class ArrayStorage(RingStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for ``capacity`` rows, used or not."""
+        """The size in bytes of the memory for ``capacity`` rows, including unused rows."""
         return 0 if self._memory is None else self._memory.nbytes
 
     # ------------------------------------------------------------------ writing
@@ -383,8 +387,8 @@ class ArrayStorage(RingStorage):
         return self._appended(n), n
 
     def _append_single(self, rows: Any) -> bool:
-        """Write one row of plain values on a fast path. For the first row, and for rows with other values, return False
-        and write nothing.
+        """Write one row of plain values on a fast path. Return False and write nothing for the first row of the
+        storage, and for a row that contains any other value.
         """
         if not self._single or type(rows) is not dict or len(rows) != len(self._single):
             return False
@@ -404,7 +408,7 @@ class ArrayStorage(RingStorage):
         return True
 
     def _refs(self) -> list[Refs]:
-        """Return the references to ragged values in the rows in use, as views."""
+        """Return, for the rows in use, the references to their ragged values, as views."""
         assert self._memory is not None
         return self._memory.refs(slice(self._size))
 
@@ -504,7 +508,7 @@ def _as_given(leaf: Any) -> Any:
 
 
 def _scalars(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[type, ...]:
-    """Return the types of scalars that can be written to a field without a conversion."""
+    """Return the scalar types whose values can be written to a field without a conversion."""
     if shape:
         return ()
     return (dtype.type, *{"f": (float,), "b": (bool,)}.get(dtype.kind if dtype.itemsize in (1, 4, 8) else "", ()))

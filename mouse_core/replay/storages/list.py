@@ -2,8 +2,9 @@
 
 Each field of a batch is either a numeric array or an array of objects. The choice must not depend on the drawn rows: a
 field is numeric only if its values have equal shape and a common dtype in all rows of the storage. ``Signatures``
-counts the rows of each combination of dtypes and shapes. For the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2, "b": [1,
-2]}`` field "a" is an int64 array, and field "b", whose length differs, is an array of objects in every batch.
+counts the rows of each combination of dtypes and shapes. Example: for the rows ``{"a": 1, "b": [1]}`` and ``{"a": 2,
+"b": [1, 2]}``, field "a" is an int64 array in every batch. Field "b" is an array of objects, because its length
+differs.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from mouse_core.replay.storages.array import RingStorage, check_put, check_state
 from mouse_core.spec import Alignment
 
 _LeafSignature = tuple[Any, ...]
-"""The type of a leaf: ("strong", dtype, shape) for NumPy values, ("weak", kind, shape) for Python numbers, ("any",) for
-other objects.
+"""The dtype and shape of a leaf: ("strong", dtype, shape) for NumPy values, ("weak", kind, shape) for Python numbers,
+("any",) for other objects.
 """
 
 _RowSignature = tuple[tuple[Any, ...], ...]
-"""The signatures of all leaves of a row: (name, *signature of the leaf) for each."""
+"""The signatures of all leaves of a row: a tuple (name, *signature) for each leaf."""
 
 _ANY: _LeafSignature = ("any",)
 _WEAK = {bool: ("weak", "b", ()), int: ("weak", "i", ()), float: ("weak", "f", ())}
@@ -51,10 +52,11 @@ _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float6
 
 
 class Signatures:
-    """Counts the dtypes and shapes of the rows in a storage; a row is examined once, when the next batch is assembled.
+    """Counts how many rows of a storage have each combination of dtypes and shapes. A row is examined once, when the
+    next batch after its write is assembled.
 
     Args:
-        ragged: Fields that always become arrays of objects.
+        ragged: The fields that always become arrays of objects.
     """
 
     def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
@@ -128,7 +130,9 @@ def _is_none_or_list(node: Any) -> bool:
 def _stack_values(
     values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey
 ) -> npt.NDArray[Any]:
-    """Stack ``values`` to an array ``[*shape, ...]`` of ``dtype``, or of objects if ``dtype`` is None."""
+    """Stack ``values`` to an array ``[*shape, ...]``. The array has the dtype ``dtype``, or contains objects if
+    ``dtype`` is None.
+    """
     if dtype is None:
         return object_array([copied(value) for value in values], shape)
     try:
@@ -197,9 +201,11 @@ def _fields_of(signatures: Sequence[_RowSignature]) -> tuple[FieldKey, ...] | No
 
 
 def _common_dtype(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
-    """Return the dtype that represents values of all signatures without loss; None if no dtype does.
+    """Return the dtype that represents the values of all signatures without loss; None if no dtype represents all
+    values.
 
-    Python numbers are "weak": 1.5 and float32 values give float32. int64 and float32 values give None.
+    Python numbers are "weak": for 1.5 and float32 values, the result is float32. For int64 and float32 values, the
+    result is None.
     """
     weak, strong = ({kind for name, kind, _ in signatures if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
@@ -216,18 +222,18 @@ def _common_dtype(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
 class ListStorage(RingStorage):
     """A storage of arbitrary Python objects.
 
-    Arrays and tensors, and the dicts, lists, tuples and dataclasses that contain them, are copied at writes and reads.
-    Objects of all other types are stored as references, without a copy.
+    Arrays and tensors, and the dicts, lists, tuples and dataclasses that contain arrays or tensors, are copied when
+    they are written and when they are read. Objects of all other types are stored as references, without a copy.
 
     A batch has one field for each leaf of nested dicts, tuples and lists of arrays. A field is an array in every batch
-    if all rows in the storage have numbers of equal shape in this field; otherwise the field is a list. Lists of arrays
-    that differ in length from row to row are lists in every batch.
+    if all rows in the storage have numbers of equal shape in this field; otherwise the field is a list. A field whose
+    rows are lists of different lengths is a list in every batch.
 
     Args:
         capacity: The largest number of rows.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation, as in rows that are transitions. None: "outgoing".
-        ragged: Fields that are lists in every batch, even if all rows have equal shape.
+        ragged: The fields that are lists in every batch, even if all rows have values of equal shape.
 
     Raises:
         ConfigError: `capacity` is below 1.
@@ -348,7 +354,9 @@ class ListStorage(RingStorage):
 
 
 def _check_row(tree: Any) -> None:
-    """Raise DataError for a masked array that hides a value, SchemaError for a field name that is not Unicode text."""
+    """Raise DataError for a masked array with a masked value, and SchemaError for a field name that is not Unicode
+    text.
+    """
     if not is_node(tree):
         refuse_hidden(tree)
         return
