@@ -84,7 +84,8 @@ class BatchMaker(Protocol):
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> Mapping[str, Any]:
         """Return metadata to store with a batch: numbers and text by name.
 
-        If examples have no ``rollout_uid``, the metadata need the list "rollout_uids" of the batch's rollouts.
+        If examples have no ``rollout_uid``, the metadata must contain a list "rollout_uids" with the uids of the
+        rollouts that the batch used.
         """
 
 
@@ -143,7 +144,7 @@ class Making:
         return sum(len(group.uids) for group in self._ready)
 
     def lose(self, group_uids: Container[str]) -> None:
-        """Drop the groups with the given uids, which the maker has not received and whose policy version is lost."""
+        """Drop the groups with the given uids, whose policy version is lost, before the maker receives these groups."""
         self._ready = deque(group for group in self._ready if group.group_uid not in group_uids)
 
     def _feed_ready(self) -> None:
@@ -248,8 +249,9 @@ class Requests:
 
         Args:
             given: The request.
-            handle: Returns the answers to several requests. If ``handle`` fails for several requests, each request is
-                handled separately, so that the error reaches the thread whose request caused it.
+            handle: A function that takes several requests and returns their answers. If ``handle`` fails for several
+                requests, each request is handled separately, so that the error reaches the thread whose request caused
+                it.
 
         Raises:
             Exception: The error of ``handle``. An interrupt of this thread, such as KeyboardInterrupt, is raised only
@@ -372,7 +374,7 @@ class RolloutBuffer(BatchFiles):
     A group is the rollouts of one policy version on one problem. A group is sealed, which means written to a Parquet
     file, when it is full, when it is older than ``seal_timeout``, or on ``flush()``; groups that are sealed together
     share files. When ``add_rollouts`` returns, its rollouts are on disk. A new buffer for the same folder, also after a
-    crash, has every rollout on disk exactly once, and rollouts of stored batches count as used.
+    crash, contains each rollout that is on disk exactly once, and the rollouts of stored batches count as used.
 
     A folder has one buffer at a time. A new buffer, in this or another process, takes the folder over, and the earlier
     buffer raises ``ClosedError``. Threads may share a buffer.
@@ -386,13 +388,14 @@ class RolloutBuffer(BatchFiles):
         compression: The compression of messages, tokens and other long columns: "zstd", "snappy", "gzip", "brotli",
             "lz4", "none".
         batch_maker: The maker of batches; None: no batches are created.
-        columns: The declared columns that rollouts may have; None: the columns that were declared for the folder. More
-            columns may be declared when the folder is opened again.
-        max_ahead: Largest number of rollouts that wait for their groups or for a draw; above this number,
-            ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the attribute
-            ``available``.
-        memory_bytes: Approximate memory for rollouts that wait for their groups or, with a ``GrpoBatchMaker``, for a
-            draw. Further rollouts are read from the log or from the files of their groups when they are needed.
+        columns: The declared columns that rollouts may have; None: the columns that an earlier buffer declared for the
+            folder. More columns may be declared when the folder is opened again.
+        max_ahead: Largest number of rollouts whose groups are not sealed yet, or that can still be drawn; above this
+            number, ``add_rollouts`` blocks producers. None: no limit. With ``max_ahead`` the batch maker needs the
+            attribute ``available``.
+        memory_bytes: Approximate memory for rollouts whose groups are not sealed yet or, with a ``GrpoBatchMaker``,
+            that can still be drawn. Further rollouts are read from the log or from the files of their groups when they
+            are needed.
         sync: Whether to wait until data are on disk. If False, a crash of the machine may lose data; a crash of the
             process loses nothing.
 
@@ -514,7 +517,9 @@ class RolloutBuffer(BatchFiles):
 
     @property
     def num_ahead(self) -> int:
-        """The number of rollouts that wait for their groups, plus the number of examples available for batches."""
+        """The number of rollouts whose groups are not sealed yet, plus the number of examples that are available for
+        batches.
+        """
         return self._ahead()
 
     def _ahead(self) -> int:

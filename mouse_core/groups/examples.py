@@ -179,7 +179,8 @@ class Layout:
         Args:
             examples: ``n`` examples.
             segment_of: The index of each example in its row, from 0, ``[n]``; None: one example per row.
-            max_examples: The number of examples for which a row has values; None: as many as needed.
+            max_examples: The number of examples per row for which the arrays have space; None: the largest number of
+                examples in a row.
 
         Raises:
             ConfigError: ``max_examples`` is below 1.
@@ -205,7 +206,9 @@ class Layout:
 
 
 def _places(segments: npt.NDArray[np.int64], most: int | None) -> int:
-    """Return the number of examples for which a row has values; if ``most`` is None, as many as needed."""
+    """Return the number of examples per row for which arrays have space: ``most`` or, if it is None, the largest number
+    of examples in a row.
+    """
     needed = int(segments.max()) + 1
     if most is not None and check_count("max_examples", most) < needed:
         raise DataError(f"max_examples: expected at least {needed} for these examples, found {most}")
@@ -403,10 +406,11 @@ def pack(
     Args:
         examples: At least one example.
         length: Number of tokens in a row, ``L``.
-        num_rows: The number of rows, ``R``; by default the needed number. A fixed number avoids recompilation.
+        num_rows: The number of rows, ``R``; by default as many rows as the examples need. A fixed number avoids
+            recompilation.
         pad_token, pad_to_multiple_of: See ``pad``.
-        max_examples: Number of examples, ``E``, for which a row has values; by default the needed number. A fixed
-            number avoids recompilation.
+        max_examples: Number of examples per row, ``E``, for which the arrays have space; by default the largest number
+            of examples in a row. A fixed number avoids recompilation.
 
     Returns:
         The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
@@ -443,8 +447,8 @@ def concatenate(
 
     Args:
         examples: ``n`` examples; their order is kept.
-        capacity: The length of the arrays in tokens, padded at the end; None: T, the total number of tokens. A fixed
-            number avoids recompilation.
+        capacity: The length of the arrays in tokens, which are padded at the end; None: T, the total number of tokens
+            of the examples. A fixed number avoids recompilation.
         pad_token: The token that pads the row.
 
     Returns:

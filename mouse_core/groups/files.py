@@ -236,7 +236,7 @@ def lists_of(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa
 
 
 def _declared_array(column: RolloutColumn, kind: pa.DataType, values: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
-    """Convert the values of a declared column; None where a row has no value."""
+    """Convert the values of a declared column; a row without a value has None."""
     if not _is_flat(column):
         return lists_of(kind, values)
     missing = np.fromiter((value is None for value in values), np.bool_, len(values))
@@ -550,7 +550,7 @@ _CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
 def check_codec(compression: str) -> str:
-    """Return the compression codec of pages; raise ConfigError if it is unknown."""
+    """Return the compression codec of pages; raise ConfigError if the codec is unknown."""
     if compression not in _CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
         raise ConfigError(f"compression: expected one of {list(_CODECS)}, found {compression!r}")
     return compression

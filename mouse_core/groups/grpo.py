@@ -219,7 +219,9 @@ class WantedGroups:
         return (group for versions in problems for groups in versions.values() for group in groups.values())
 
     def add(self, piece: GroupSlice) -> tuple[ScoredGroup | None, list[ScoredGroup]]:
-        """Return the group of a slice, or None if the slice is rejected; and the groups that are no longer kept."""
+        """Return two values: the group of a slice (None if the slice is rejected), and a list of the groups that are no
+        longer kept.
+        """
         environment, example_id, version = piece.part.key
         versions = self._problems.setdefault((environment, example_id), {})
         if version not in versions:
@@ -322,7 +324,7 @@ def draw(
     Args:
         seed, index: The sample depends only on the seed, the index and the other arguments.
         size: The number of drawn elements.
-        count: The number of elements.
+        count: The number of elements to draw from.
         weights: The weight of each element, ``[count]``; None: all are equally likely.
     """
     words: npt.NDArray[Any] = Key(seed, Purpose.GROUPS, index=index).bits(count)
@@ -680,8 +682,8 @@ class GrpoBatchMaker:
         )
 
     def _eligible(self) -> tuple[CandidateTable, npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Return the table of candidates; the rows that may be drawn, in order of arrival; and the weights of these
-        rows.
+        """Return three values: the table of candidates, the indices of the rows that can be drawn (in order of
+        arrival), and the weights of these rows.
         """
         table = self._table()
         weights = np.ones(len(table.rows))

@@ -233,9 +233,9 @@ from 0. It returns finite advantages ``[n]``. The advantage of a rollout must de
 group, because the other groups in a call change when batches are drawn. So a plain function is called for one group at
 a time, with all rollouts of the group, including drawn rollouts.
 
-An object with an attribute ``compares`` is called for many groups at once, and must compute each group separately.
-If ``compares`` is "rewards", groups whose rollouts have equal rewards are left out, because their advantages are zero.
-If it is "nothing", the default of plain functions, no group is left out.
+An object with an attribute ``compares`` is called for many groups at once, and must compute each group separately. If
+``compares`` is "rewards", groups whose rollouts have equal rewards are left out, because their advantages are zero. If
+``compares`` is "nothing", the default of plain functions, no group is left out.
 
 An object with a method ``of_batch(rollouts, worth)`` changes the advantages of a batch after the draw. The method
 receives the B rollouts of the batch and the advantage of each rollout, float64 ``[B]``, and returns the advantage of

@@ -195,8 +195,9 @@ def _chunked(values: Any) -> pa.ChunkedArray:
 
 
 def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Append a column of later episodes to the column of earlier episodes; both columns are converted to a common
-    type."""
+    """Concatenate a column of earlier episodes and the same column of later episodes; both are converted to a common
+    type.
+    """
     wanted = known.type if pa.types.is_null(values.type) else values.type
     return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
 

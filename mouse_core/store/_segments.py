@@ -306,7 +306,7 @@ class Segment:
         return self
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether one segment begins with the rows of the other."""
+        """Return whether one of two segments begins with all rows of the other segment."""
         same_place = self.place is not None and self.place == other.place
         return self is other or same_place or (self.extent is not None and self.extent is other.extent)
 

@@ -303,9 +303,10 @@ class Snapshot:
     ) -> Windows:
         """Locate the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``).
 
-        ``bounds`` are the first window of each batch, and the number of windows; by default all windows are one batch.
-        The caller ensures ``0 <= start < num_rows``. Steps beyond the end of the snapshot repeat the last row.
-        ``lengths`` are the numbers of present steps of the windows, int64 ``[n]``; by default ``length``.
+        ``bounds`` has the index of the first window of each batch, followed by the number of windows; by default, all
+        windows are one batch. The caller ensures ``0 <= start < num_rows``. Steps beyond the end of the snapshot repeat
+        the last row. ``lengths`` has the number of steps of each window that exist in the snapshot, int64 ``[n]``; by
+        default ``length``.
         """
         beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
         if self.has_row_numbers:

@@ -120,7 +120,8 @@ class DatasetStore(Store):
             verify: Whether to compare the pages of files with their checksums when rows are first read. With None,
                 pages are compared if checksums exist; with True, missing checksums also raise ConfigError.
             max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
-                about an eighth at a time; stores and snapshots that other processes have open keep the dropped rows.
+                about an eighth at a time; stores and snapshots that other processes opened earlier can still read the
+                dropped rows.
             max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
                 dropped in the same way as for ``max_rows``.
             layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record

@@ -173,7 +173,7 @@ class ReadRows(FolderRows):
         self._follow()
 
     def seen(self) -> Self:
-        """Return this backend, updated with the rows that the writer has flushed since."""
+        """Return this backend, updated with the rows that the writer has flushed since the last call."""
         with self.lock:
             if self._folder.look():
                 self._follow()
@@ -879,7 +879,7 @@ class WrittenRows(FolderRows):
                 super().recount()  # the objects of these rows cannot be written, so the rows are removed
 
     def _refuse(self, error: Callable[[], Exception]) -> None:
-        """Make all later appends raise ``error``."""
+        """From now on, raise ``error`` at every append."""
         self.error, self._extent, self.tail = error, None, None
         self._folder.close()
 
@@ -922,7 +922,7 @@ def open_rows(
     limits: Limits = ALL,
     layout: str | None = None,
 ) -> StoreBackend:
-    """Return the rows of a folder, for an empty store with the schema ``told``."""
+    """Return a backend of the rows in a folder, for a store that has the schema ``told`` and no rows yet."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"open: expected the path of a folder, found {path!r:.80}")
     if mode not in ("r", "a"):

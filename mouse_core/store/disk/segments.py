@@ -83,7 +83,7 @@ def write_segment(folder: Path, number: int, table: pa.Table, layout: str) -> tu
 
 
 def _rows_of_batch(batch: pa.RecordBatch) -> int:
-    """Return the rows per record batch in the layout "windows", a power of two.
+    """Return the number of rows per record batch in the layout "windows", which is a power of two.
 
     Example: 187 rows of 175 bytes fill 32 KB, so a record batch has 128 rows. Rows of 20 bytes give 256; rows with
     images give 128.
