@@ -271,6 +271,14 @@ class OfLog(World):
         return look
 
 
+class OfPages(OfLog):
+    """A log whose records take up to three pages, so that a power cut can lose a page within a record."""
+
+    @staticmethod
+    def record(number: int) -> bytes:
+        return number.to_bytes(4, "little") * (1 + number * 700 % 3001)
+
+
 class OfStore(World):
     """A store of numbered rows."""
 
@@ -595,13 +603,14 @@ class OfRollouts(World):
 
 KINDS = {
     "log": OfLog,
+    "pages": OfPages,
     "store": OfStore,
     "clients": OfClients,
     "memmap": OfMemmap,
     "rollouts": OfRollouts,
     "cache": OfCache,
 }
-SHARES = ["log"] * 5 + ["clients"] * 3 + ["memmap"] * 3 + ["store"] * 2 + ["rollouts"] * 2 + ["cache"]
+SHARES = ["log"] * 3 + ["pages"] * 2 + ["clients"] * 3 + ["memmap"] * 3 + ["store"] * 2 + ["rollouts"] * 2 + ["cache"]
 """The kinds of 16 worlds: of what takes a tenth of the time there are more."""
 
 
