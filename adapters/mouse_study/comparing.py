@@ -18,7 +18,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of a check whether the records prove that two runs received the same data.
+    """The result of ``same_data``: whether the records prove that two runs received the same data.
 
     Attributes:
         proven: Whether the digests of both runs exist and are equal, over the same number of steps.
@@ -129,7 +129,7 @@ def same_data(left: Run, right: Run) -> Evidence:
 
 
 def _origin(left: Run, right: Run) -> str:
-    """Describe whether the fingerprints of two runs' data and configuration agree."""
+    """Return a text that states whether two runs have equal fingerprints of data and configuration."""
     if left.fingerprint and left.fingerprint == right.fingerprint:
         return f"data and configuration have the fingerprint {left.fingerprint}"
     if left.fingerprint and right.fingerprint:

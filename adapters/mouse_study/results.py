@@ -57,7 +57,7 @@ class Run:
         peak_memory: Peak memory of the process in bytes.
         versions: Versions of Python and packages by name; "2.10, then 2.11" if the run resumed with another version.
         fingerprint: Fingerprint of the batches' data and configuration; None if the source has no fingerprint.
-        digest: Digest of the batches of all steps; None if none was computed.
+        digest: Digest of the batches of all steps; None if no digest was computed.
         machine: Description of the hardware and system, by name.
         error: The exception that ended the run, in one line.
     """

@@ -1,4 +1,6 @@
-"""Copies the weights of a model from PyTorch to Flax NNX and back, for each pair of corresponding layers (twins)."""
+"""Copies the weights of a model from PyTorch to Flax NNX or back. The layer that corresponds to a layer in the other
+framework is called its twin.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def _conversions(
     convert: Callable[[Array], Array] = np.asarray,
     back: Callable[[Array], Array] = np.asarray,
 ) -> Any:
-    """Return the conversions in both directions for a kind whose arrays have different names in the two frameworks;
-    only the first array also differs in layout.
+    """Return the conversions in both directions for a kind of layer whose arrays have different names in the two
+    frameworks. Only the first array differs also in its layout.
     """
     first = next(iter(names))
 
@@ -115,7 +117,9 @@ def _reshaped(values: Array, shape: tuple[int, ...] | None) -> Array:
 
 
 def _rest(arrays: Arrays, *prefixes: str) -> Arrays:
-    """Return the arrays without a counterpart, with unchanged names; a later error reports these arrays as missing."""
+    """Return, with unchanged names, the arrays that do not exist in the other framework; a later check raises an error
+    for these arrays.
+    """
     return {name: values for name, values in arrays.items() if name.startswith(prefixes)}
 
 
@@ -439,7 +443,9 @@ def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
 
 
 def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
-    """Pair layers by ``names``, then by equal paths after ``_counted``; remove paired layers from ``theirs``."""
+    """Pair layers by ``names``, then by equal paths in the numbering of ``_counted``; remove paired layers from
+    ``theirs``.
+    """
     wanted, fixed = _renamed(ours, names)
     pairs = {path: theirs.pop(wanted[path]) for path in fixed if wanted[path] in theirs}
     by_number = {path: other for path, other in wanted.items() if path not in pairs}

@@ -85,7 +85,9 @@ def _window_view(dtype: np.dtype[np.generic], length: int) -> npt.NDArray[np.gen
 
 
 def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.generic]:
-    """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to ``[n, length]``."""
+    """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to an array ``[n,
+    length]``.
+    """
     if length == 1:
         return flat_view(dtype).take(elements)[:, None]
     if length <= LONGEST_WINDOW:
@@ -264,7 +266,7 @@ def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[
     level. These offsets are read when the next level is requested.
 
     Args:
-        rows: Arrays, each with the first row and the number of rows.
+        rows: Tuples of three: an array, the first row, and the number of rows.
 
     Raises:
         DataError: Offsets point outside the memory of their values.

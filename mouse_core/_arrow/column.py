@@ -57,7 +57,7 @@ class Alike:
 
     Args:
         table: A table from mapped files; all columns of a chunk belong to one record batch.
-        starts: The first row of every chunk, and the number of rows, int64 ``[chunks + 1]``.
+        starts: The first row of every chunk, followed by the number of rows, int64 ``[chunks + 1]``.
     """
 
     def __init__(self, table: pa.Table, starts: Int64s) -> None:
@@ -261,7 +261,7 @@ class ColumnPart:
     Args:
         column: Function that returns the values of the column; returns None if the segment lacks the column, which is
             then read as nulls.
-        starts: The first row of every chunk of the segment, and the number of rows, int64 ``[chunks + 1]``.
+        starts: The first row of every chunk of the segment, followed by the number of rows, int64 ``[chunks + 1]``.
         same_chunks: Whether the column's chunks begin at ``starts``; otherwise each range of ``starts`` lies within one
             chunk.
         alike: The object that finds chunks with equal layouts.

@@ -51,7 +51,7 @@ class Stretches:
     """Runs of rows, called stretches, each contiguous in one chunk; most stretches are complete chunks.
 
     Args:
-        starts: The first row of every stretch, and the number of rows, int64 ``[stretches + 1]``.
+        starts: The first row of every stretch, followed by the number of rows, int64 ``[stretches + 1]``.
         chunk, row: The chunk of each stretch, and the position in that chunk of the stretch's first row, int64
             ``[stretches]``; by default the stretches are the chunks.
         longest: Number of rows of the longest chunk; by default, of the longest stretch.
@@ -119,10 +119,11 @@ class Windows:
         stretches: The stretches of rows.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Number of steps of a window.
-        bounds: The first window of each batch, and the number of windows; by default all windows are one batch.
+        bounds: The index of the first window of each batch, followed by the number of windows; by default, all windows
+            are one batch.
         physical: The corresponding rows of the tables, if the tables' rows differ from the snapshot's rows: int64
             ``[n, length]``.
-        lengths: Number of present steps of each window, if windows can be shorter: int64 ``[n]``.
+        lengths: Number of existing steps of each window, if windows can be shorter than ``length``: int64 ``[n]``.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Windows:
 
     @memo
     def there(self) -> npt.NDArray[np.bool_]:
-        """Return the mask of present steps in each window, bool ``[n, length]``."""
+        """Return a mask of the steps that exist in each window, bool ``[n, length]``."""
         if self.lengths is None:
             return np.ones((len(self), self.length), np.bool_)
         there: npt.NDArray[np.bool_] = np.arange(self.length) < self.lengths[:, None]

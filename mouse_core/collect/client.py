@@ -98,8 +98,8 @@ class StoreClient:
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
-        name: The name of this client, unique among all clients and the same after a restart. ``written`` tells a
-            restarted client how many of its writes the store contains.
+        name: The name of this client, unique among all clients and the same after a restart. After a restart,
+            ``written`` is the number of the client's writes that the store contains.
         timeout_s: Seconds to wait until a server starts or restarts.
 
     Raises:

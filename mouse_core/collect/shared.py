@@ -238,7 +238,7 @@ class SharedStore:
         self._last[write.client] = write  # the newest write is the last item
 
     def _note(self, *writes: _Write, sync: bool = False) -> None:
-        """Append to the log the records that it does not contain yet, and then ``writes``."""
+        """Append to the log the records that the log does not contain yet, and then ``writes``."""
         if self._log is None:
             return
         if self._records >= _MOST_RECORDS:
@@ -251,7 +251,8 @@ class SharedStore:
     def _rewrite(self) -> None:
         """Rewrite the log with the last write of each client.
 
-        The rows of these writes are flushed first: if a power cut lost rows, the log must have the earlier writes.
+        The rows of these writes are flushed first: otherwise, a power cut could lose rows of these writes, and the log
+        would no longer contain the earlier writes.
         """
         assert self._log is not None
         self.store.flush()

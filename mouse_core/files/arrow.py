@@ -42,8 +42,8 @@ def mapped(file: Path, *, whole: bool = False) -> Iterator[tuple[Any, Callable[[
 
     Args:
         file: The file.
-        whole: Whether all bytes are read, so the system should read ahead; if False, only heads of record batches are
-            read.
+        whole: Whether all bytes will be read, in which case the system reads ahead; if False, only heads of record
+            batches will be read.
     """
     with file.open("rb") as stream:
         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -88,7 +88,8 @@ def table_of(file: Path) -> pa.Table:
 def batches(
     file: Path, *, whole: bool = True
 ) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
-    """Yield functions that each read one record batch (the last function returns None), and ``release`` of ``mapped``.
+    """Yield pairs: a function that reads one record batch (the last function returns None), and ``release`` of
+    ``mapped``.
 
     Args:
         file: The file.

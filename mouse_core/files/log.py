@@ -10,9 +10,9 @@ A crash can leave an incomplete record, and a power cut can lose any page that w
 survives. So the first damaged record is the end of the log, unless the damaged bytes were promised. Then reading
 raises DataError. Promised are:
 
-- synced bytes. A later header, or the note (see below), has their number. Example: the record at byte 100 is damaged,
-  and a record at byte 900 has the number 300; then the damage is an error. If the number were 100, byte 100 would be
-  the end of the log, and the record at byte 900 would be dropped.
+- synced bytes. A later header, or the note (see below), contains the number of synced bytes. Example: the record at
+  byte 100 is damaged, and a record at byte 900 has the number 300; then the damage is an error. If the number were 100,
+  byte 100 would be the end of the log, and the record at byte 900 would be dropped.
 - acknowledged bytes, until the machine is restarted. If the last start of the machine lost acknowledged bytes, opening
   the log emits a StoreWarning.
 

@@ -42,8 +42,8 @@ _SYNCING = 8
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Context manager that converts system errors to StorageError; ``what`` names the object that is written or
-    read.
+    """Context manager that converts system errors to StorageError; ``what`` is the name, for messages, of the object
+    that is written or read.
     """
     try:
         yield

@@ -647,7 +647,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
 
     @memo
     def groups(self) -> list[StoredGroup]:
-        """The complete groups of the rollouts, in order."""
+        """The sealed groups that contain these rollouts, in the order of sealing."""
         return [StoredGroup(self._root, part) for part in self._parts]
 
     @memo

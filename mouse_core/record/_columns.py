@@ -265,8 +265,8 @@ def _as_png(value: Any) -> dict[str, Any]:
 
 
 def _as_array(value: Any, *, dtype: Any, shape: tuple[int, ...], floats: Any) -> Any:
-    """Copy an array to a dtype and a shape. If ``dtype`` is None, the dtype is kept, except that integers are converted
-    to the dtype ``floats`` if it is given.
+    """Copy an array to a dtype and a shape. If ``dtype`` is None, the dtype is kept; but if ``floats`` is given,
+    integers are converted to the dtype ``floats``.
     """
     refuse_hidden(value)
     made = np.array(value)

@@ -1,11 +1,11 @@
 """Writes episodes to a store, in the store's alignment and in order, and handles interrupted episodes.
 
-The rows of an episode wait in memory until the episode has ended. For each recorded environment, the subfolder
+The rows of an episode are kept in memory until the episode has ended. For each recorded environment, the subfolder
 ``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the
 episode has ended, a note records the index that its first row gets in the store, counted over all rows ever written to
 the store. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
-lacks. Example: a note says that 4 rows are written to the store from row 998 on. If the store has received 1,000 rows
-in total, the recorder appends the last two of the 4 rows.
+lacks. Example: according to a note, 4 rows are written to the store from row 998 on. If the store has received 1,000
+rows in total, the recorder appends the last two of the 4 rows.
 
 Written rows survive a crash of the process. In a store with ``sync="append"``, written rows also survive a power cut;
 otherwise, rows that a power cut damaged are left out.
@@ -193,7 +193,7 @@ class LeftOver:
 
     Attributes:
         files: The file, and the file for notes if it exists.
-        waited: All rows in the file.
+        waited: All rows in the recording file.
         going: The rows that were being written to the store: the number of the first of these rows in the store, its
             position in ``waited``, and how many rows there are. The store has the rows before this position.
         note: The path of the file for notes.
@@ -218,7 +218,7 @@ class LeftOver:
         note.close()
 
     def _there(self, store: DatasetStore) -> int:
-        """Return how many of the waiting rows the store has received."""
+        """Return how many of the rows in ``waited`` the store has received."""
         number, begin, count = self.going
         there = min(count, max(0, store.written - number))
         at = number - (store.written - len(store))  # after the dropped rows
@@ -342,7 +342,7 @@ class EpisodeWriter:
         self._step, self._seen, self._gone, self._is_cut = 0, seen, None, False
 
     def step(self, action: Row, reward: Any, terminated: Any, truncated: Any, seen: Row) -> None:
-        """Add a step. After a StorageError, the rows of the step wait in memory.
+        """Add a step. After a StorageError, the rows of the step are kept in memory.
 
         Args:
             action: The columns of the action.

@@ -40,8 +40,8 @@ def record(
             ``dm_env.Environment``. An environment that ``record`` creates is also closed.
         policy: A function from an observation to an action; for a vector, from observations to actions. By default
             random actions.
-        episodes: The number of episodes. With a vector, the episodes that begin first are recorded, because the
-            episodes that end first are shorter than average.
+        episodes: The number of episodes. With a vector of environments, the episodes that begin first are recorded.
+            (The episodes that end first would be shorter than average.)
         store: The store to which episodes are appended: a ``DatasetStore``, or a ``mouse_core.collect.StoreClient``; by
             default a new store in memory. A store in a folder is flushed after episodes, at most once per second, and
             at the end, so that readers see new episodes early.

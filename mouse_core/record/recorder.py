@@ -219,7 +219,7 @@ class VectorRecorder:
         envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", num_envs=8), store)
 
     The rows of an episode are contiguous in the store, and episodes are in the order in which they end; the rows of an
-    episode wait in memory until the episode ends. The final observation of an episode is recorded in every mode.
+    episode are kept in memory until the episode ends. The final observation of an episode is recorded in every mode.
     Observations have the dtypes of their space.
 
     Args:

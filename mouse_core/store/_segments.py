@@ -43,7 +43,7 @@ def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.in
     Args:
         numbers: Row indices in a table of ``rows`` rows.
         rows: The number of rows of the table.
-        chunk_starts: The first row of every chunk of the table, and the number of rows.
+        chunk_starts: The first row of every chunk of the table, followed by the number of rows.
     """
     try:
         numbers.validate()
@@ -201,7 +201,7 @@ class Segment:
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
-        """The first row of every chunk, and the number of rows, int64 ``[chunks + 1]``; equal for all columns."""
+        """First row of every chunk, followed by the number of rows, int64 ``[chunks + 1]``; equal for all columns."""
         columns = self.table.columns
         if self._same_chunks:
             return _chunk_starts(columns[0])
@@ -376,7 +376,7 @@ class FileSegment(Segment):
 
     Args:
         schema: The columns.
-        chunk_starts: The first row of each chunk, and the number of rows, int64 ``[chunks + 1]``.
+        chunk_starts: The first row of each chunk, followed by the number of rows, int64 ``[chunks + 1]``.
         image_roots: Folders for images and videos that rows name by path.
         place: See ``Segment``.
         entries: The manifest entry of each file; see ``store.disk.folder.Sealed``.

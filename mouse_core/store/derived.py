@@ -327,7 +327,7 @@ def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
     Args:
         snapshot: The rows.
         field: The name of the field.
-        begins: First row of each block to read, and the number of rows, int64 ``[n]``.
+        begins: First row of each block to read, followed by the number of rows, int64 ``[n]``.
     """
     if not field:
         return digest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data)
@@ -717,7 +717,7 @@ class _DerivedPart(ColumnPart):
 
     Args:
         values: Function that returns the array, ``[rows, *shape]``.
-        starts: The first row of every chunk, and the number of rows.
+        starts: The first row of every chunk, followed by the number of rows.
     """
 
     def __init__(self, values: Any, starts: npt.NDArray[np.int64]) -> None:

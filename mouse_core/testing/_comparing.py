@@ -38,7 +38,9 @@ class InArrays:
         return tuple(map(self.given, tree)) if isinstance(tree, tuple) else self.from_numpy(np.array(tree))
 
     def same(self, found: Any, expected: Any, where: str, *, exact: bool = True) -> None:
-        """Assert that two trees have the same fields and values, in the framework's dtypes; ``exact``: bit by bit."""
+        """Assert that two trees have the same fields and values, in the framework's dtypes; with ``exact``, values must
+        be equal bit by bit.
+        """
         for (path, actual), (expected_path, wanted_leaf) in zip(leaves(found), leaves(expected), strict=True):
             place = f"{where}: {'.'.join(path)}"
             assert path == expected_path, f"{place}: expected the field {expected_path}"

@@ -49,7 +49,7 @@ _FIELDS: Mapping[str, Any] = {
 
 
 class RolloutAdapterConformance(InArrays):
-    """Tests that a framework's ``RolloutStorage`` stores, computes and delivers the same values as the
+    """Tests that an adapter's ``RolloutStorage`` stores, computes and delivers the same values as the
     ``RolloutStorage`` of ``mouse_core``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and set the class to test. For an adapter that
@@ -62,7 +62,8 @@ class RolloutAdapterConformance(InArrays):
                 return my_framework.asarray(values)
 
     Attributes:
-        storage_class: Called with ``num_envs``, ``num_transitions_per_env``, ``fields`` and ``seed``.
+        storage_class: The class to test, which is called with ``num_envs``, ``num_transitions_per_env``, ``fields`` and
+            ``seed``.
         replaced_dtypes: Dtypes that the framework lacks, and the dtypes that the adapter delivers instead.
     """
 
@@ -136,8 +137,9 @@ class RolloutAdapterConformance(InArrays):
         self._alike(mine, core, "mini_batch_generator", 2, 1)
 
     def test_truncated_episodes_need_the_values_of_their_ends(self) -> None:
-        """Code 2 in ``dones`` never counts as termination: without a time-out flag and a final value, it raises an
-        error."""
+        """Code 2 in ``dones`` never counts as termination: without a time-out flag and a final value, code 2 raises an
+        error.
+        """
         mine, _ = self._empty()
         for step in _steps(0):
             mine.add_transitions(self.given({**step, "dones": np.full_like(step["dones"], 2)}))
@@ -361,7 +363,7 @@ class ReplayAdapterConformance(InArrays):
         self.same(mine.sample(), core.sample(), "after a rejected call")
 
     def test_ensembles_are_those_of_the_core(self) -> None:
-        """Ensembles draw with the same shares and priorities as the ensembles of ``mouse_core``."""
+        """Ensembles draw from their buffers with the same shares and priorities as the ensembles of ``mouse_core``."""
         if self.ensemble_class is None:
             return
         pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
@@ -385,8 +387,9 @@ class ReplayAdapterConformance(InArrays):
         ndim: int = 1,
         **options: Any,
     ) -> tuple[Any, replay.ReplayBuffer]:
-        """Return a buffer of the adapter and a buffer of the core with equal options; each buffer has a separate
-        sampler and transform."""
+        """Return a buffer of the adapter and a buffer of ``mouse_core`` with equal options; each buffer has a separate
+        sampler and transform.
+        """
         given: dict[str, Any] = {"batch_size": 8, "seed": 5, **options}
         make, change = sampler or replay.RandomSampler, transform or list
         mine = self.storage(_SIZE, ndim)
@@ -656,7 +659,7 @@ class AdapterConformance(InArrays):
                 loader.close()
 
     def test_a_state_of_something_else_is_refused(self) -> None:
-        """A rejected state does not change the loader."""
+        """A loader rejects the state of another object, and is then unchanged."""
         store, others = example_store(), example_store(0)
         others.extend(example_columns(300, first=1))
         with self._loader(store) as loader:
@@ -724,7 +727,9 @@ class AdapterConformance(InArrays):
         return self.loader_class(store, **{**SMALL, **self.options, **options})
 
     def _goes_on(self, make: Callable[[], Any], expected: BatchSource) -> None:
-        """Assert that a loader delivers the first batches, and that another loader continues from its state."""
+        """Assert that a loader delivers the first batches, and that another loader, restored from the state of this
+        loader, delivers the next batches.
+        """
         said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
         with make() as loader:
             assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
@@ -749,7 +754,7 @@ class AdapterConformance(InArrays):
 
 
 class _Own:
-    """A source with only the required members."""
+    """A custom source with only the required members."""
 
     def __init__(self, source: BatchSource) -> None:
         self._source, self.spec, self.fingerprint = source, source.spec, source.fingerprint

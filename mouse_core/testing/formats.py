@@ -38,7 +38,7 @@ class SourceConformance:
     """
 
     def make(self) -> Any:
-        """Return a new source, always with the same options."""
+        """Return a new source; all calls use the same options."""
         raise NotImplementedError
 
     def test_it_has_what_the_protocol_names(self) -> None:
@@ -265,7 +265,7 @@ class FormatConformance:
                     )
 
     def test_reading_again_reads_the_same(self, tmp_path: Path) -> None:
-        """A second pass reads equal rows, also in batches of another size."""
+        """A second pass over the stream reads equal rows, also in batches of another size."""
         path = self.write(tmp_path)
         stream = self.read(path)
         expected = stream.digest()

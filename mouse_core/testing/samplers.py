@@ -59,11 +59,11 @@ class WindowSamplerConformance:
                 assert number >= 1, f"expected at least 1, found {number}"
 
     def test_windows_lie_in_the_snapshot(self) -> None:
-        """The starts of a batch are integers ``[b]``, where b is at most the batch size, for every index, also for the
-        smallest snapshot.
+        """For every index and every snapshot, including the smallest, the starts of a batch are integers ``[b]``, where
+        b is at most the batch size.
 
         In 300 rows, a sampler rarely draws a start that is too late by one step. In the smallest snapshot, only one
-        start is valid, so this error shows.
+        start is valid, so the test detects this error.
         """
         sampler = self.make()
         for rows in self._row_counts(sampler):
@@ -148,7 +148,7 @@ class WindowSamplerConformance:
             assert np.array_equal(again[index]["reward"], rewards)
 
     def _row_counts(self, sampler: Any) -> tuple[int, ...]:
-        """Return the row counts to test: the smallest accepted count, the next one, and ``rows``."""
+        """Return the row counts to test: the smallest accepted count, the next larger count, and ``rows``."""
         for fewest in range(1 if isinstance(sampler, PaddedSampler) else sampler.sequence_length, self.rows[0]):
             try:
                 sampler.batches_per_epoch(_snapshot(fewest))

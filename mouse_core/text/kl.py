@@ -45,8 +45,8 @@ def kl_estimates(
     Args:
         logprobs: Log-probabilities of the tokens under the policy, floating ``[..., L]``.
         reference_logprobs: Log-probabilities of the same tokens under the reference, ``[..., L]``.
-        mask: The mask of the tokens that the policy sampled, bool ``[..., L]``. Values of other tokens are ignored,
-            even NaN. None stands for all tokens.
+        mask: The mask of the tokens that the policy sampled, bool ``[..., L]``. Values of tokens outside of the mask
+            are ignored, even NaN. None stands for all tokens.
         estimator: "k1", "k2" or "k3".
 
     Returns:
@@ -171,8 +171,8 @@ class AdaptiveKLController:
     Args:
         coef: The current weight of the divergence; above 0, because a weight of 0 would never change.
         target: The target divergence, in nats; above 0.
-        horizon: The number of answers after which the coefficient has changed by the complete, clipped relative error;
-            at least 1.
+        horizon: The number of answers over which the coefficient changes by the complete clipped relative error; at
+            least 1.
 
     Raises:
         ConfigError: A number is out of range.

@@ -245,7 +245,7 @@ def each(call: Callable[[Any], _Made], values: Iterable[Any]) -> list[_Made]:
     """Apply a function to each row.
 
     Raises:
-        InRow: The function raised an error; the first row with an error is named.
+        InRow: The function raised an error; the message names the first row with an error.
     """
     made = []
     for row, value in enumerate(values):
@@ -262,7 +262,7 @@ def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_none: bool = 
     Args:
         texts: The rows. If the parsed value is a text, the text is also parsed as JSON.
         column: Name of the column; None if there is no column.
-        may_be_none: Whether rows may lack a value.
+        may_be_none: Whether missing values are allowed.
 
     Raises:
         InRow: A row lacks a required value, or its text is not JSON; the first such row is named in the error.
@@ -368,12 +368,12 @@ class PaddedRecipe:
         return found
 
     def _batch(self, columns: Sequence[pa.Array], texts: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with ``columns`` and the kept columns."""
+        """Return a record batch of rows with ``columns`` and the columns in ``keep``."""
         return batch_of(self.schema, [*columns, *(texts[name] for name in self.keep)])
 
 
 def flat_of(ids: Sequence[Ids]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Return the concatenated ids of all texts, and the number of ids of each text."""
+    """Return two arrays: the concatenated ids of all texts, and the number of ids of each text."""
     try:
         wide = _joined(ids)
     except (OverflowError, TypeError, ValueError) as error:
@@ -498,8 +498,8 @@ class Prompts(PaddedRecipe):
     """Converts every prompt and its answer to a row, like ``PromptData`` of TorchRL.
 
     A row has the tokens of ``prompt + separator + label``. ``prompt_rindex``, int64 ``[B]``, is the index of the last
-    token of the prompt. For this index, the prompt is tokenised alone, and tokens that the tokenizer appends to every
-    text are ignored. ``labels`` is the same array as ``input_ids``.
+    token of the prompt. To find this index, the prompt is tokenised separately, and tokens that the tokenizer appends
+    to every text are ignored. ``labels`` is the same array as ``input_ids``.
 
     Args:
         max_length: Number of tokens in a row, L.

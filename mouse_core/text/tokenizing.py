@@ -34,7 +34,7 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.text.recipes import JSON, Encoder, InRow, Recipe, encoder_of, fields_of, identity_of
 
 CHUNK = 512
-"""How many texts a call of the tokenizer gets."""
+"""Number of texts that are passed to one call of the tokenizer."""
 # A file that changed within this number of seconds before it was recorded may change again in the same clock tick of
 # the file system.
 _TICK = 2.0
@@ -381,10 +381,10 @@ def tokenize(
 ) -> Tokenized:
     """Tokenise texts into a store on disk, or return the existing store of the same texts.
 
-    In ``folder``, each combination of texts, tokenizer and recipe has a separate store, named by a digest of all three.
-    If the texts, the tokenizer or the recipe change, a new store is created; the old store stays until you delete it.
-    An incomplete store is never opened. After an interruption, the same call continues and keeps the finished files. If
-    several processes make the same call, one process creates the store, and the others wait.
+    In ``folder``, each combination of texts, tokenizer and recipe has a separate store, whose name is a digest of all
+    three. If the texts, the tokenizer or the recipe change, a new store is created; the old store stays until you
+    delete it. An incomplete store is never opened. After an interruption, the same call continues and keeps the
+    finished files. If several processes make the same call, one process creates the store, and the others wait.
 
     Each call reads all texts to compute the digest. If the names, sizes and times of files are the same as in the last
     call, the files are not read again, and the call takes milliseconds.

@@ -43,7 +43,7 @@ class Decoders:
         self._reformatter = pyav().video.reformatter.VideoReformatter()
 
     def of(self, index: VideoIndex) -> Any:
-        """Return a decoder in its initial state, for the kind of file."""
+        """Return a decoder in its initial state, for a kind of file."""
         decoder = None if index.own_sets else self._held.pop(_key(index), None)
         return new_decoder(index.codec, index.header, index.colours) if decoder is None else decoder
 

@@ -98,7 +98,7 @@ def _of_framework(kind: str, held: Any) -> Any:
 
 
 def _weak(array: Any) -> Any:
-    """Return a JAX array with a weak type, which, like the type of a Python number, does not widen other dtypes."""
+    """Return a JAX array with a weak type: like the type of a Python number, it does not widen other dtypes."""
     import jax.numpy as jnp
 
     # An array filled with a Python number has a weak type and keeps it when its values are set.
@@ -170,7 +170,8 @@ class InitialState:
     """The objects and arrays that a state contained before the first step, by path.
 
     An optimizer, a function or another variable may refer to a tensor or array of this state. Therefore an array of the
-    initial state is overwritten in place when the run resumes. An array that a step has replaced is created anew.
+    initial state is overwritten in place when the run resumes. If a step has replaced an array, a new array is created
+    when the run resumes.
 
     Args:
         part: The training's state before the first step.
@@ -417,7 +418,7 @@ def _is_nnx(part: Any) -> bool:
 
 
 def _is_own_tree(value: Any) -> bool:
-    """Whether a value is a tree of JAX other than plain containers of plain values."""
+    """Whether a value is a JAX pytree that contains more than plain containers and plain values."""
     if "jax" not in sys.modules or value is None or _is_simple(value):
         return False
     from jax.tree_util import all_leaves

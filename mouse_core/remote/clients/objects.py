@@ -669,8 +669,8 @@ class FolderClient:
         """Return up to ``GROUP`` ranges of an object.
 
         One call for all ranges needs a third of the processor time of one call for each range. Such a call cannot
-        require a version of the object, so the version is compared afterwards. Since different contents have different
-        versions, an unchanged version shows that the ranges have this version.
+        require a version of the object, so the client compares the version after the call. Since different contents
+        have different versions, an unchanged version shows that the ranges have this version.
         """
         if version and len(ranges) < _FEW:
             return list(await asyncio.gather(*(self._get(path, begin, end, version) for begin, end in ranges)))

@@ -327,7 +327,7 @@ class Fetcher:
                 self._begin(_TOGETHER if is_far else 1)
 
     def _begin(self, count: int) -> None:
-        """Start fetching the ``count`` requests that are read first; the caller holds ``changed``."""
+        """Start fetching the ``count`` requests whose pages are read first; the caller holds the lock ``changed``."""
         first = [heapq.heappop(self._asked) for _ in range(count)]
         # Requests that were read meanwhile are left out.
         first = [one for one in first if one[0] > self._table.clock or self._pace.awaits(one[2])]
@@ -428,7 +428,7 @@ class Fetcher:
         steal: bool = False,
         alone: bool = False,
     ) -> None:
-        """Queue a task for each call of a client; the caller holds ``changed``."""
+        """Queue a task for each call of a client; the caller holds the lock of ``changed``."""
         if not len(blocks):
             return
         sizes = np.maximum(self._table.sizes(masks), _REQUEST_PAGES)
@@ -692,12 +692,12 @@ class Mirror:
 
     Args:
         cache: The folder, on a local disk; see ``cache_folder``. A missing folder is created.
-        cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. The first pages to
-            be evicted are the pages that requested batches need latest. All pages of one batch are kept, even if these
-            pages exceed ``cache_bytes``.
+        cache_bytes: Largest size in bytes, at least 4 MB; None: half of the free space on the disk. Above the limit,
+            pages are evicted: first the pages that requested batches need latest. All pages of one batch are kept, even
+            if these pages exceed ``cache_bytes``.
         fail: How long a request is repeated after a temporary failure, with growing pauses. With "raise", the request
-            is repeated for ``patience`` seconds, and then the reader gets the error; with "retry", it is repeated
-            without end. On a full disk, fewer pages are kept.
+            is repeated for ``patience`` seconds, and then the reader gets the error; with "retry", the request is
+            repeated without end. On a full disk, fewer pages are kept.
         patience: How long a request is repeated if ``fail`` is "raise", in seconds.
 
     Raises:

@@ -430,7 +430,7 @@ class Files:
 
     @memo
     def starts(self) -> Int64s:
-        """Return the first row of every record batch, and the number of rows, int64 ``[batches + 1]``."""
+        """Return the first row of every record batch, followed by the number of rows, int64 ``[batches + 1]``."""
         starts = np.empty(int(self._first[-1]) + 1, np.int64)
         starts[0] = at = 0
         # Most files have the same list; there may be tens of millions of record batches in all.

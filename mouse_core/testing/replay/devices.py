@@ -38,7 +38,8 @@ class Nodes(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-    """The options of a replay, as arguments of ``DeviceReplayConformance.init``, and the sizes of its writes.
+    """The options of a replay, as arguments of ``DeviceReplayConformance.init``, and the sizes of the writes in the
+    tests.
 
     Attributes:
         steps: The capacity in time steps.
@@ -68,7 +69,7 @@ class Setup:
         return {name: getattr(self, name) for name in names} | {"seed": seed}
 
     def host(self, seed: int) -> replay.ReplayBuffer:
-        """Return an empty buffer on the host that draws the same batches."""
+        """Return an empty ``ReplayBuffer`` on the host, with the options of this setup."""
         storage = replay.ArrayStorage(self.steps * self.envs, ndim=1 if self.num_envs is None else 2)
         slices, exponents = self.slices or {}, {} if self.priorities is None else vars(self.priorities)
         samplers: dict[tuple[str, bool, bool], Callable[[], replay.Sampler]] = {
@@ -222,7 +223,9 @@ class ReplayOracle:
         return found
 
     def count(self) -> int:
-        """Return the number of rows or slices that can be drawn; without replacement, 0 if they do not fill a batch."""
+        """Return the number of rows or slices that can be drawn. If draws are without replacement and a batch cannot be
+        filled, return 0.
+        """
         setup = self.setup
         if setup.priorities is not None:
             return len(self.shares())

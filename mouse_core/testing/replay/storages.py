@@ -305,7 +305,7 @@ class StorageConformance:
         self._holds(storage, {0: 0, 1: 1, 2: 2})
 
     def test_fields_without_values_count_as_others(self, tmp_path: Path) -> None:
-        """Rows of zero-size leaves can be appended one by one and together."""
+        """Rows whose leaves have size zero can be appended one by one and together."""
         for ndim in self.ndims:
             storage = self._new(8, ndim, _folder(tmp_path, f"ndim{ndim}"))
             envs = (2,) * (ndim - 1)

@@ -159,7 +159,7 @@ class TransformConformance:
         _same(kept[0], kept[1], "expected rows that do not depend on other episodes")
 
     def test_states_of_something_else_are_refused(self) -> None:
-        """The state consists of plain values; a foreign state is rejected and changes nothing."""
+        """The state consists of plain values; the state of another object is rejected and changes nothing."""
         buffer = next(self._history())
         watchers = buffer.transform.watchers  # type: ignore[union-attr]
         for part in watchers.values():

@@ -142,7 +142,7 @@ def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bo
 
 
 def _without(value: Any, text: str) -> Any:
-    """Return JSON values in which a text is replaced wherever it occurs."""
+    """Return a copy of JSON values in which a text is replaced wherever the text occurs."""
     if isinstance(value, str):
         return value.replace(text, _PROBE)
     if isinstance(value, list):
@@ -282,7 +282,7 @@ def _alike(one: Ids, other: Ids) -> int:
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Ids, Ids]]:
-    """Return ids ``[L]`` and offsets ``[L, 2]`` of each text, without the special tokens of the tokenizer.
+    """Return, for each text, ids ``[L]`` and offsets ``[L, 2]``, without the special tokens that the tokenizer adds.
 
     Raises:
         ConfigError: The tokenizer returns no offsets.

@@ -35,8 +35,8 @@ class ChatTemplate:
     Args:
         source: The Jinja program.
         variables: Additional variables of the template, such as ``bos_token``, ``eos_token`` and ``documents``.
-        now: The time that ``strftime_now`` returns. With None, it is the time of the rendering, so texts are not
-            reproducible.
+        now: The time that ``strftime_now`` returns. With None, ``strftime_now`` returns the time of the rendering, so
+            texts are not reproducible.
         max_chars: Largest number of characters of a rendered text.
         max_seconds: Largest duration of a rendering in seconds.
 
