@@ -37,6 +37,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -652,9 +653,10 @@ class OtherProcess:
 
     def forget(self) -> None:
         """Let the process close what it has open."""
-        os.write(self._ask, bytes(16))
-        while os.read(self._told, 16) not in (bytes(16), b""):
-            pass
+        with suppress(BrokenPipeError):  # it died, which the life tells
+            os.write(self._ask, bytes(16))
+            while os.read(self._told, 16) not in (bytes(16), b""):
+                pass
 
     def looks(self) -> Callable[[], None]:
         """Return the function with which a life lets this process look, and waits for it."""
