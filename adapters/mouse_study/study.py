@@ -218,7 +218,7 @@ class Training:
         batches: The source of batches instead of ``Context.loader()``: a loader, whose state is saved, or a function
             without arguments, for example ``buffer.sample``.
         evaluate: A function that is called without arguments every ``Study.evaluate_every`` steps and after the last
-            step; it returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
+            step. The function returns a number, which is recorded as "evaluation", or a mapping of names to numbers.
     """
 
     step: Callable[..., Any]

@@ -385,10 +385,10 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
             directions.
 
     Raises:
-        SchemaError: A layer has no twin, or a twin of another kind or shape (the message names path, kind and shapes);
-            a layer is supported only in one framework, such as a transposed convolution; or two layers have different
-            weights for a tensor that the other model shares between these layers. After a SchemaError, both models are
-            unchanged.
+        SchemaError: A layer has no twin, or a twin of another kind or shape; the message names path, kind and shapes.
+            Or a layer is supported only in one framework, such as a transposed convolution. Or two layers have
+            different weights for a tensor that the other model shares between these layers. After a SchemaError, both
+            models are unchanged.
         ConfigError: The arguments are not models of both frameworks, or float64 cannot be copied to JAX without x64.
     """
     if isinstance(source, torch.nn.Module) and isinstance(destination, nnx.Module):

@@ -2,11 +2,11 @@
 call.
 
 A table of a thousand record batches has a thousand buffers for each column, usually in one mapped file, sometimes in
-several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. So the address
-space of the process is viewed as one read-only array, in which the index of an element is its address divided by the
-item size. Creating the view reads no memory; only elements at addresses of a live ``pyarrow.Buffer`` are read. The code
-that computes an index keeps the buffer alive, for example ``ColumnPart``. Bounds come from Arrow's own lengths and
-offsets, which ``locate_values`` checks when a chunk is first used.
+several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. Therefore the
+address space of the process is viewed as one read-only array, in which the index of an element is its address divided
+by the item size. Creating the view reads no memory; only elements at addresses of a live ``pyarrow.Buffer`` are read.
+The code that computes an index keeps the buffer alive, for example ``ColumnPart``. Bounds come from Arrow's own lengths
+and offsets, which ``locate_values`` checks when a chunk is first used.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def ranges_in(rows: Sequence[tuple[pa.Array, int, int]]) -> Iterator[list[tuple[
     """Yield the byte ranges of rows, one nested level after another, as begin and end addresses.
 
     The ranges of a level are computed from types, or, for lists, strings and bytes, from the offsets in the previous
-    level. These offsets are read when the next level is requested.
+    level. The offsets of a level are read when the next level is requested.
 
     Args:
         rows: Tuples of three: an array, the first row, and the number of rows.

@@ -5,9 +5,9 @@ value, and the offset in this buffer. Values of up to 12 bytes are stored in the
 ``binary`` copies the values one after another to contiguous memory: a loop of memcpy over runs of any length, without
 the GIL.
 
-So for any number of columns, files and record batches, copying a batch needs only one array of views (``ByteViews``)
-and one cast. The array is created when the batch's windows are located. ``FieldChunks`` knows the addresses of the
-chunks of all columns and creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64
+Therefore copying a batch needs only one array of views (``ByteViews``) and one cast, for any number of columns, files
+and record batches. The array is created when the batch's windows are located. ``FieldChunks`` knows the addresses of
+the chunks of all columns and creates the views. Example: 32 windows of 64 steps in two fields of 4 and 8 bytes are 64
 views, of 256 and 512 bytes.
 """
 
@@ -149,8 +149,8 @@ class ByteViews:
         return found
 
     def ranges(self, first: int, count: int = 1) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the byte ranges that a copy of ``count`` batches from ``first`` on reads: begin and end addresses,
-        int64 ``[n]``, in any order, and the batch of each range, counted from 0.
+        """Return the byte ranges that ``copy(first, count)`` reads, in any order. The result has three arrays, int64
+        ``[n]``: begin addresses, end addresses, and the batch of each range, counted from ``first``.
 
         Short values, which are stored in the views, are left out.
         """

@@ -69,8 +69,8 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
 def ranges_of(columns: Sequence[Column], windows: WindowsPart) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the byte ranges that gathering a batch reads, as begin and end addresses, int64 ``[n]``, in any order.
 
-    Ranges that are known without reading are yielded first. Then follow the ranges of lists and bytes, level by level,
-    because these ranges depend on the bytes of earlier ranges.
+    Ranges that are known without reading are yielded first. The ranges of lists and bytes are yielded last, level by
+    level, because these ranges depend on the bytes of earlier ranges.
     """
     chunk, row, size = (part[windows.number] for part in windows.every.pieces)
     begins, ends, later = [], [], []

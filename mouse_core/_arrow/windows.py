@@ -301,9 +301,9 @@ def _cut(windows: Windows) -> Pieces:
 def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
     """Return the position of each window's first piece, int64 ``[n]``, and the largest number of pieces of a batch.
 
-    In the array of pieces, each batch has a row with this largest number of positions. Example: the counts 1, 2, 1 have
-    the running sums 0, 1, 3, 4. With bounds 0, 2, 3, the batches begin at 0 and 3, so the largest batch has 3 pieces,
-    and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
+    In the array of pieces, each batch has a row, whose length is this largest number of pieces. Example: the counts 1,
+    2, 1 have the running sums 0, 1, 3, 4. With bounds 0, 2, 3, the batches begin at 0 and 3, so the largest batch has 3
+    pieces, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
     begins = ends[np.asarray(bounds)]
@@ -346,8 +346,8 @@ def in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Se
     """Arrange pieces in an array with a row for each batch, padded with pieces of 0 steps.
 
     Example: pieces belong to the windows 0, 1, 1, 2, and the bounds are 0, 2, 3. The batches begin with the pieces 0
-    and 3, and have 3 pieces and 1 piece. So the rows of the result are the pieces 0, 1, 2 and 3, 4, 5, where 4 and 5
-    are padding.
+    and 3, and have 3 pieces and 1 piece. The rows of the result are the pieces 0, 1, 2 and the pieces 3, 4, 5, where 4
+    and 5 are padding.
     """
     first = np.searchsorted(window, np.asarray(bounds))
     counts = np.diff(first)

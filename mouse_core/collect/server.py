@@ -36,10 +36,10 @@ _PAUSE_S = 0.05
 class StoreServer:
     """Writes the rows of clients in other processes on this machine to a store.
 
-    For each client, a thread writes the client's rows, and answers when the rows are in the store. So a client waits if
-    it sends rows faster than the store can write them. The server's process may also write to the store, take snapshots
-    and train. Clients wait until a server is restarted at the same address. Rows that a client sends twice are written
-    once; see ``SharedStore``.
+    For each client, a thread writes the client's rows, and answers when the rows are in the store. As a result, a
+    client waits if it sends rows faster than the store can write them. The server's process may also write to the
+    store, take snapshots and train. Clients wait until a server is restarted at the same address. Rows that a client
+    sends twice are written once; see ``SharedStore``.
 
     Only processes of the same user can connect; the server never executes data that it receives. Memory for a message
     is allocated as its bytes arrive. If the process cannot open more files, new clients wait.

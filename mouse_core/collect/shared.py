@@ -1,8 +1,8 @@
 """SharedStore: writes the rows of several clients to one store, each write exactly once.
 
 A client numbers its writes: 1, 2, 3. A log in the store's folder records which writes are in the store. Before rows are
-written, the log receives the client, the number of the write, the number of rows written to the store so far, and the
-number of rows in the write::
+written, a record is added to the log. It contains the client, the number of the write, the number of rows written to
+the store so far, and the number of rows in the write::
 
     actor-1, write 7: 100 rows after row 5,200      the process dies
     the store is opened again, and has 5,260 rows   so the store has 60 of the 100 rows

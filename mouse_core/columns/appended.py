@@ -175,8 +175,8 @@ def checked(value: Any, column: TailColumn) -> Any:
 
 
 def checked_rows(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
-    """Check the values of many rows and return their stored form: an array, or a list with an item for each row if rows
-    differ in length or are objects.
+    """Check the values of many rows and return their stored form: an array or, if rows differ in length or are objects,
+    a list with an item for each row.
 
     Raises:
         RowError: The column does not accept a value.

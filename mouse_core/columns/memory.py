@@ -415,8 +415,8 @@ def _even(key: FieldKey, leaf: Any) -> Any:
 
 
 def _if_listed(keys: list[FieldKey]) -> str:
-    """Return the end of an error message: the remedy if the caller passed a list of arrays instead of one array; "" if
-    no field is in a list.
+    """Return the end of an error message. If the caller passed a list of arrays instead of one array, the result is the
+    remedy; otherwise, the result is "".
     """
     if all(isinstance(key, str) or not any(isinstance(step, int) for step in key) for key in keys):
         return ""

@@ -1,8 +1,8 @@
 """Opening untrusted Arrow files on disk, with a check for bytes after their end mark.
 
-A length of zero marks the end of a stream of record batches. So if a few bytes in the middle of a file become zero, the
-stream ends there without an error, and Arrow's reader misses the later rows. Bytes after the end mark reveal such
-damage.
+A length of zero marks the end of a stream of record batches. If a few bytes in the middle of a file become zero, the
+stream therefore ends there without an error, and Arrow's reader misses the later rows. Bytes after the end mark reveal
+such damage.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ end mark instead of a footer::
                schema | head 0 | body 0 | head 1 | body 1 | ... | end mark
 
 The head of a record batch contains the number of rows, and the positions in the body of each column's buffers: nulls,
-ends of lists, values. So locating a record batch needs only 24 bytes of the footer and a few hundred bytes of the head,
-in local and remote files. Values are read on demand. Footer and heads are FlatBuffers
+ends of lists, values. To locate a record batch in a local or remote file, a reader therefore needs only 24 bytes of the
+footer and a few hundred bytes of the head. Values are read on demand. Footer and heads are FlatBuffers
 (https://arrow.apache.org/docs/format/Columnar.html, format/File.fbs and Message.fbs).
 
 Metadata are untrusted: a position outside the file or the body raises ``DataError``.
@@ -414,8 +414,9 @@ def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, int
         rows: Number of rows of a record batch; the last can have fewer.
 
     Returns:
-        The size of the file's body in bytes; the distance in bytes between the starts of consecutive record batches of
-        ``rows`` rows if all have the same layout, else 0; and the digest of the trailer, see ``SummedFile``.
+        Three values: the size of the file's body in bytes; the stride; and the digest of the trailer, see
+        ``SummedFile``. If all record batches of ``rows`` rows have the same layout, the stride is the distance in bytes
+        between the starts of consecutive batches, else 0.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_table(pa.Table.from_batches([batch]), max_chunksize=rows)

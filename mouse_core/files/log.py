@@ -7,8 +7,8 @@ bytes::
     b"abc"  ->  03 00 00 00 00 00 00 00 | 00 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 20 bytes | 61 62 63
 
 A crash can leave an incomplete record, and a power cut can lose any page that was not synced, even if a later page
-survives. So the first damaged record is the end of the log, unless the damaged bytes were promised. Then reading
-raises DataError. Promised are:
+survives. Therefore the first damaged record is the end of the log, unless the damaged bytes were promised. If promised
+bytes are damaged, reading raises DataError. Two kinds of bytes are promised:
 
 - synced bytes. A later header, or the note (see below), contains the number of synced bytes. Example: the record at
   byte 100 is damaged, and a record at byte 900 has the number 300; then the damage is an error. If the number were 100,
@@ -18,9 +18,9 @@ raises DataError. Promised are:
 
 The two kinds of logs are:
 
-- ``Log`` is a file that grows with each record. A file without its last records looks like a shorter log. So a second
-  file, the note ``<name>.size``, has the number of synced and of acknowledged bytes. The numbers are reduced before the
-  log is shortened, and increased after a record was appended::
+- ``Log`` is a file that grows with each record. A file without its last records looks like a shorter log. Therefore a
+  second file, the note ``<name>.size``, contains the numbers of synced and of acknowledged bytes. The numbers are
+  reduced before the log is shortened, and increased after a record was appended::
 
       append 20 bytes to 100   after a crash here, the log has 100..120 bytes; bytes after the noted 100 are dropped
       write 120 to the note    from now on, a log of 119 bytes is damaged, and a missing log raises DataError too
@@ -341,9 +341,9 @@ class MappedLog(Descriptor):
     """A new log in mapped memory, which one process writes.
 
     The records follow a header of 24 bytes, and a length of 0 follows the last record. The header has the magic, the
-    origin of the file (see ``origin``), and the number of times that the log was cleared. That number is the seed of
-    the checksums, so a record that was written before a ``clear`` is never read as a new record, even if only some
-    pages survive a power cut.
+    origin of the file (see ``origin``), and the number of times that the log was cleared. The number of clears is the
+    seed of the checksums. As a result, a record that was written before a ``clear`` is never read as a new record, even
+    if only some pages survive a power cut.
 
     Args:
         path: The file.

@@ -7,9 +7,9 @@ A new file is written under a temporary name, synced and renamed; then its folde
     rename it to  saved                   after a crash here, the old file or the new file exists
     sync   the folder                     from now on, the new file exists
 
-The temporary name contains the id of the writing process, which keeps the file locked. So the next writer can remove
-leftovers of ended writers, and keeps the files of a running writer. In a folder with only one writer at a time, the
-temporary name is ``.saved.partial``.
+The temporary name contains the id of the writing process, which keeps the file locked. With this lock, the next writer
+can remove leftovers of ended writers, and keeps the files of a running writer. In a folder with only one writer at a
+time, the temporary name is ``.saved.partial``.
 """
 
 from __future__ import annotations

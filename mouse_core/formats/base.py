@@ -214,11 +214,11 @@ class RowStream:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
-        One batch is in memory at a time. The rows are written to a temporary folder, which is renamed to ``path`` when
-        it is complete on the disk. Images that rows name by path are written into the rows. Videos to which rows refer
-        become hard links in the folder, or copies if the file system has no links. Nonzero rewards at the first rows of
-        episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``. ``formats.save`` writes other
-        formats.
+        At most one batch of rows is in memory at a time. The rows are written to a temporary folder, which is renamed
+        to ``path`` when it is complete on the disk. Images that rows name by path are written into the rows. Videos to
+        which rows refer become hard links in the folder, or copies if the file system has no links. Nonzero rewards at
+        the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
+        ``formats.save`` writes other formats.
 
         Args:
             path: The folder; nothing may exist there.

@@ -437,9 +437,9 @@ class TransitionRows:
                 observation differs from the next transition's observation, the recording was interrupted, and the next
                 transition begins an episode.
             beside: Columns that belong to the observation before each transition, and are unknown in the last row of an
-                episode. In the last row, floats are NaN, and integers and texts repeat the row before. If the last
-                observation is missing, ``metadata_*`` in ``observations`` also repeat the row before; for example, a
-                task stays the same.
+                episode. In the last row of an episode, floats of these columns are NaN, and integers and texts repeat
+                the row before. If the last observation is missing, ``metadata_*`` in ``observations`` also repeat the
+                row before; for example, a task stays the same.
 
         Returns:
             Columns of rows; the arrays are empty if all transitions are held back.

@@ -127,8 +127,8 @@ def in_words(value: Any) -> str:
     equal texts are the same object. The description of a function consists of its compiled code (not the text of its
     file, which may have changed since), its defaults, its closure, and the values that it reads from its module and
     from modules that it names. The description of a class is its name, functions and attributes, including inherited
-    ones; the description of an object is its class and pickled state; the description of a module is its name. In
-    installed packages, functions are described only by their code, and classes only by their name.
+    functions and attributes. The description of an object is its class and pickled state. The description of a module
+    is its name. In installed packages, functions are described only by their code, and classes only by their name.
 
     Raises:
         ConfigError: A function uses a value that cannot be pickled.
@@ -257,7 +257,7 @@ def _names_in(code: CodeType) -> set[str]:
 def _is_installed(file: str) -> bool:
     """Whether a function belongs to Python or to an installed package.
 
-    Only the code of such a function is described.
+    The digest of a function of an installed package covers only its code.
     """
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), _OWN)
     return file.startswith(("<frozen ", *(f"{one}{os.sep}" for one in folders))) or not _PACKAGES.isdisjoint(

@@ -159,9 +159,9 @@ def located(source: str) -> tuple[Path, str | None]:
         source: An id, for which ``is_id`` is true.
 
     Raises:
-        ConfigError: The library does not know the dataset, or a file or folder has the same name as the id; or the
-            dataset is not in the cache and could not be downloaded (the message states the searched folders and the
-            reason).
+        ConfigError: The library does not know the dataset. Or a file or folder has the same name as the id. Or the
+            dataset is not in the cache and could not be downloaded; the message states the searched folders and the
+            reason.
         ImportError: The dataset is not in the cache, and the library is not installed; the message names the packages
             to install.
     """

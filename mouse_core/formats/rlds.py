@@ -1,8 +1,8 @@
 """Converts episodes of RLDS to rows, rows to RLDS, and RLDS to trajectories of TF-Agents (pairs of adjacent steps).
 
 A step holds an observation, the action taken on it, and the reward of the action; the last step of an episode holds
-only an observation. So N steps become N rows, and each action moves to the next row. In many datasets of Open X, the
-last step has an action and a reward too, but the observation after them is missing. For such data, use
+only an observation. N steps of RLDS become N rows, and each action moves to the next row. In many datasets of Open X,
+the last step has an action and a reward too, but the observation after them is missing. For such data, use
 ``last_step="transition"``.
 """
 
@@ -511,7 +511,7 @@ def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
 
 
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
-    """Yield rows as episodes of RLDS. One episode is in memory at a time.
+    """Yield rows as episodes of RLDS. At most one episode is in memory at a time.
 
     ``metadata_discount`` becomes ``discount``. Without this column, the discount is 0 at the action before a terminal
     step, else 1. Rows have no action after the last step of an episode, so the action, the reward and all metadata of

@@ -1184,7 +1184,8 @@ def ticks_of(times: Sequence[Times], rate: float) -> Times:
         rate: Ticks per second.
 
     Raises:
-        ValueError: There are far more ticks than messages, for example because a time is damaged.
+        ValueError: The number of ticks would be far larger than the number of messages, for example because a time is
+            damaged.
     """
     first, last = min(int(some.min()) for some in times), max(int(some.max()) for some in times)
     anchor = max(int(some.min()) for some in times)

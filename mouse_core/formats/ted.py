@@ -130,10 +130,10 @@ def TED2Flat(
 ) -> Any:
     """Convert TED steps to the flat layout, which stores every observation once: T + 1 observations for T steps.
 
-    An entry that is both at the root and in ``next`` becomes one array: the values at the root of a trajectory, then
-    ``next`` of its last step, then the next trajectory. Other entries keep one value for each step: rewards and done
-    flags, which are only in ``next``, and entries that are only at the root. A full ring is written from its oldest
-    step on.
+    An entry that is both at the root and in ``next`` becomes one array: for each trajectory, the values at the root of
+    its steps, followed by the value in ``next`` of its last step. Other entries keep one value for each step: rewards
+    and done flags, which are only in ``next``, and entries that are only at the root. A full ring is written from its
+    oldest step on.
 
     Args:
         data: Nested dicts of arrays ``[n, ...]``, with ``done`` of shape ``[n]`` or ``[n, 1]``; or arrays
@@ -151,8 +151,8 @@ def TED2Flat(
 
     Raises:
         SchemaError: An entry is only in ``next`` and not in ``reward_keys``, or arrays have different lengths.
-        DataError: The flat layout cannot represent the data: a done flag is set at the root, or, inside a trajectory,
-            ``next`` of a step differs from the root of the following step.
+        DataError: The flat layout cannot represent the data. Either a done flag is set at the root; or, inside a
+            trajectory, ``next`` of a step differs from the root of the following step.
     """
     if not isinstance(data.get("next"), Mapping):
         raise SchemaError(
@@ -211,7 +211,7 @@ def Flat2TED(
         A nested dict of arrays. Unused positions of a ring are 0, because the flat layout has no values for them.
 
     Raises:
-        SchemaError: There is no ``done``.
+        SchemaError: The data have no entry ``done``.
         DataError: The length of an array is neither the number of steps nor the number of observations.
     """
     entries, done = _memory_entries(data, shift_key, is_full_key), _in_next(done_key)

@@ -381,7 +381,8 @@ def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[i
     """Return the shape of each of ``n`` values of equal shape, which have ``numbers`` elements in total; None if no
     shape fits.
 
-    One size may be unknown: if two values of shape ``(None, 3)`` have 12 elements, each has the shape ``(2, 3)``.
+    One size of the shape can be unknown: if two values of shape ``(None, 3)`` have 12 elements, each has the shape
+    ``(2, 3)``.
     """
     known = n * math.prod(size for size in shape if size is not None)
     if None not in shape:

@@ -371,10 +371,11 @@ _RETRY_SECONDS = 5.0
 class RolloutBuffer(BatchFiles):
     """Stores rollouts on disk in groups, and batches of rollouts.
 
-    A group is the rollouts of one policy version on one problem. A group is sealed, which means written to a Parquet
-    file, when it is full, when it is older than ``seal_timeout``, or on ``flush()``; groups that are sealed together
-    share files. When ``add_rollouts`` returns, its rollouts are on disk. A new buffer for the same folder, also after a
-    crash, contains each rollout that is on disk exactly once, and the rollouts of stored batches count as used.
+    A group is the rollouts of one policy version on one problem. To seal a group means to write it to a Parquet file. A
+    group is sealed when it is full, when it is older than ``seal_timeout``, or on ``flush()``. Groups that are sealed
+    together share files. When ``add_rollouts`` returns, its rollouts are on disk. A new buffer for the same folder,
+    also after a crash, contains each rollout that is on disk exactly once, and the rollouts of stored batches count as
+    used.
 
     A folder has one buffer at a time. A new buffer, in this or another process, takes the folder over, and the earlier
     buffer raises ``ClosedError``. Threads may share a buffer.
@@ -584,10 +585,10 @@ class RolloutBuffer(BatchFiles):
         """Return numbers for a log: the batch maker's ``summary``, if the maker has this method, and counts of
         rollouts.
 
-        "stored" counts all rollouts, and "unsealed" rollouts of groups that are not sealed. "queued" counts rollouts
-        that a custom batch maker has not received yet, because an earlier call raised an error. "received" is "stored"
-        plus duplicates and rollouts of failed calls since the folder was opened. Each received rollout is counted once:
-        in "unsealed", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
+        "stored" counts all rollouts, and "unsealed" counts the rollouts of groups that are not sealed. "queued" counts
+        rollouts that a custom batch maker has not received yet, because an earlier call raised an error. "received" is
+        "stored" plus duplicates and rollouts of failed calls since the folder was opened. Each received rollout is
+        counted once: in "unsealed", "queued", "held", "used" or one "left/<reason>"; see ``GrpoBatchMaker.summary``.
         """
         with self._lock:
             counts = {
@@ -795,9 +796,9 @@ class RolloutBuffer(BatchFiles):
 
         Staleness is measured from this version, and rollouts of later versions raise DataError. Call this method
         whenever the policy changes. If a trainer goes back to an older version, for example from a checkpoint, the
-        stored rollouts of later versions belong to an abandoned policy. These rollouts stay in their files and are
-        never drawn, even when the new policy reaches their version number. Batches with rollouts of later versions are
-        stale: see ``batch_staleness``.
+        stored rollouts of later versions belong to an abandoned policy. Rollouts of an abandoned policy stay in their
+        files and are never drawn, even when the new policy reaches their version number. Batches with rollouts of later
+        versions are stale: see ``batch_staleness``.
 
         Raises:
             DataError: The version is neither a str nor an int.

@@ -150,8 +150,8 @@ class Layout:
         return self._repeat(np.ones_like(self._row_of), np.bool_)
 
     def segments(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Return the index of each example in its row, counted from 1, ``[n]``; and for each position of the rows the
-        index of its example, or 0 for padding.
+        """Return two arrays: for each example, its index in its row, counted from 1, ``[n]``; and for each position of
+        the rows, the index of the example at this position, or 0 for padding.
         """
         rows = self._row_of[self._order]
         numbers = np.empty_like(rows)
@@ -413,10 +413,10 @@ def pack(
             of examples in a row. A fixed number avoids recompilation.
 
     Returns:
-        The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
-        is 0 for padding, and ``positions`` int32, the position of a token in its example. A token attends only to
-        tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and the value of a token is
-        at the index ``segment_ids - 1``.
+        The arrays of ``pad``, and two more arrays, all ``[R, L]``. ``segment_ids``, int32, counts the examples of a row
+        from 1 and is 0 for padding. ``positions``, int32, is the position of a token in its example. A token attends
+        only to tokens of its own segment. Columns with a value per example are ``[R, E, *shape]``, and the value of a
+        token is at the index ``segment_ids - 1``.
 
     Raises:
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of`` or ``max_examples`` is below 1.

@@ -383,10 +383,10 @@ class GrpoBatchMaker:
             "drop": the first newer rollout removes the older group. "keep": both may be drawn, each group is scored
             separately, and rollouts of older versions are accepted even after newer rollouts. None: "keep" if
             ``retention`` or ``max_staleness`` is given, else "drop". Versions that are numbers are compared as numbers.
-        max_staleness: The largest staleness of a rollout: how many versions the rollout is behind the version that
-            ``set_policy_version`` set last or, if this method was never called, behind the latest version seen. The
-            staleness is the difference of the two versions if they are numeric, else the number of later versions that
-            were seen.
+        max_staleness: The largest staleness of a rollout. Staleness is the number of versions that the rollout is
+            behind the latest version: the version that ``set_policy_version`` set last or, if this method was never
+            called, the latest version seen. The staleness is the difference of the two versions if they are numeric,
+            else the number of later versions that were seen.
         max_uses: The largest number of batches in which the same rollout may be used.
         pool_groups: Whether sealed groups of the same environment, problem and policy version are scored as one group.
             The advantage of a rollout then depends on the groups that arrived before its batch was drawn.
@@ -479,8 +479,8 @@ class GrpoBatchMaker:
             raise other_one(rollout.rollout_uid, [called.get(name, name) for name in differing], "add_rollout")
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
-        """Add a rollout. It is ignored if it belongs to another environment, is a duplicate, is stale, or has an older
-        version.
+        """Add a rollout. A rollout is ignored if it belongs to another environment, is a duplicate, is stale, or has an
+        older version.
 
         ``older_groups`` determines whether a rollout with an older version than other rollouts of its problem is added.
 
@@ -752,8 +752,8 @@ class GrpoBatchMaker:
         """Return counts for a log, by name.
 
         "rollouts", "groups" and "groups_equal" (groups whose rewards are all equal) count all received data, also from
-        before a restart. "available" counts the rollouts that can be drawn; ``rows()`` has their rewards, lengths and
-        staleness.
+        before a restart. "available" counts the rollouts that can be drawn; ``rows()`` returns the rewards, lengths and
+        staleness of these rollouts.
 
         "received" counts all rollouts passed to the maker, including duplicates and rejected rollouts. Each rollout is
         counted once: in "held" (may still be drawn), in "used" (drawn ``max_uses`` times), or in one "left/<reason>".

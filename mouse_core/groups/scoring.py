@@ -156,8 +156,8 @@ def _advantages(
 ) -> npt.NDArray[np.float64]:
     """Return rewards minus the baseline of their group, float64 ``[n]``, computed in double precision.
 
-    The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles, and for a single rollout
-    in a group, where other libraries return the reward or NaN.
+    The advantage is exactly 0 if all rewards of a group are equal up to rounding of doubles. The advantage is also 0 if
+    a group has a single rollout; other libraries then return the reward or NaN.
 
     Args:
         rewards: ``[n]``.
@@ -229,9 +229,9 @@ def _numbered(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 Advantage = Callable[[npt.NDArray[np.float64], npt.NDArray[np.int64]], npt.ArrayLike]
 """A function that takes ``rewards``, float64 ``[n]``, and ``groups``, int64 ``[n]``, the group index of each reward,
-from 0. It returns finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of its own
-group, because the other groups in a call change when batches are drawn. So a plain function is called for one group at
-a time, with all rollouts of the group, including drawn rollouts.
+from 0. The function returns finite advantages ``[n]``. The advantage of a rollout must depend only on the rewards of
+its own group, because the other groups in a call change when batches are drawn. Therefore a plain function is called
+for one group at a time, with all rollouts of the group, including rollouts that were already drawn.
 
 An object with an attribute ``compares`` is called for many groups at once, and must compute each group separately. If
 ``compares`` is "rewards", groups whose rollouts have equal rewards are left out, because their advantages are zero. If

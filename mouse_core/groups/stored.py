@@ -332,8 +332,8 @@ class BatchFiles:
 
         The newest version is the newest version of all added rollouts. The distance is the difference of the two
         versions if they are numeric, else the number of later versions that were seen. If the trainer went back to a
-        version before the example's version, the distance is the sum of the versions on both branches: for version 5,
-        if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
+        version before the example's version, the distance is the sum of the versions on both branches. Example: for
+        version 5, if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
 
         Raises:
             MissingFieldError, DataError, StorageError: See ``read_batch``.

@@ -102,8 +102,9 @@ def plan_micro_batches(
     The number of micro-batches is the smallest number that is sufficient for all examples. Each example, longest first,
     is added to the micro-batch with the fewest tokens (longest processing time first, Graham 1969). The micro-batches,
     most tokens first, are distributed to the ranks in rounds; in each round, the largest micro-batch is assigned to the
-    rank with the fewest tokens. So simultaneous micro-batches of ranks have similar sizes. The token counts of two
-    ranks differ by at most the length of the longest example, unless the number of examples is limited.
+    rank with the fewest tokens. As a result, micro-batches that the ranks process at the same time have similar sizes.
+    The token counts of two ranks differ by at most the length of the longest example, unless the number of examples is
+    limited.
 
     Args:
         lengths: Number of tokens of each example, ``[N]``.
@@ -217,9 +218,9 @@ class BatchShare:
         staleness: The number of versions that each example was behind the newest version when the batch was created,
             float64 ``[k]``; NaN if unknown.
         report: Statistics of the complete batch, equal on every rank: "index", "batch_id", "examples", "tokens",
-            "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of left out examples,
-            which are longer than a row; "examples" and the token counts exclude them), "micro_batches", "rank_tokens"
-            (a list), "staleness_mean" and "staleness_max" (None if unknown).
+            "loss_tokens" (the divisor of a loss that is summed over ranks), "skipped" (the number of examples that were
+            left out because they are longer than a row; "examples" and the token counts do not include these examples),
+            "micro_batches", "rank_tokens" (a list), "staleness_mean" and "staleness_max" (None if unknown).
     """
 
     def __init__(self, stream: RolloutStream, index: int, batch_id: str) -> None:

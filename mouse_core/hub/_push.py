@@ -229,7 +229,7 @@ Shards = Mapping[str, Sequence[Shard]]
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push, by split, and the options of the push. This class makes no network requests."""
+    """The rows to push, by split, and the options of the push. ``Job`` makes no network requests."""
 
     parts: Mapping[str, Sequence[SplitPiece]]
     features: Features
@@ -471,8 +471,8 @@ def push_to_hub(
     The stores of a split are concatenated. If only some stores have a column, it is null in the rows of the other
     stores, so all splits have the same schema. If a column is null in all rows of a split, a store that is created from
     this split has no field for this column. All shards are written to the system's temporary folder first (``TMPDIR``),
-    in bounded memory. The upload begins when all shards are complete. Then a single commit adds the shards and the
-    card, and removes stale files of the previous push. If another client commits meanwhile, the push lists the
+    in bounded memory. The upload begins when all shards are complete. After the upload, a single commit adds the shards
+    and the card, and removes stale files of the previous push. If another client commits meanwhile, the push lists the
     repository again and repeats its commit, up to five times.
 
     Args:

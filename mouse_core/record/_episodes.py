@@ -3,9 +3,9 @@
 The rows of an episode are kept in memory until the episode has ended. For each recorded environment, the subfolder
 ``recording`` of a store has a file with the same rows, so that no row is lost if the process is killed. When the
 episode has ended, a note records the index that its first row gets in the store, counted over all rows ever written to
-the store. When the store has all rows, the file is emptied. So the next recorder knows which rows of the file the store
-lacks. Example: according to a note, 4 rows are written to the store from row 998 on. If the store has received 1,000
-rows in total, the recorder appends the last two of the 4 rows.
+the store. When the store has all rows, the file is emptied. With the note, the next recorder can determine which rows
+of the file the store lacks. Example: according to a note, 4 rows are written to the store from row 998 on. If the store
+has received 1,000 rows in total, the recorder appends the last two of the 4 rows.
 
 Written rows survive a crash of the process. In a store with ``sync="append"``, written rows also survive a power cut;
 otherwise, rows that a power cut damaged are left out.
@@ -622,8 +622,8 @@ class StoreWriter:
 
 
 def recorder_of(env: Any, recorders: Mapping[str, tuple[type[_T], str]], hint: str) -> type[_T]:
-    """Return the class that records an environment. It is derived from a class of this package and from a class of the
-    environment's library.
+    """Return the class that records an environment. The class is derived from a class of this package and from a class
+    of the environment's library.
 
     Args:
         env: The environment.

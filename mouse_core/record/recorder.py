@@ -40,7 +40,7 @@ class Recorder:
         env: A ``gymnasium.Env`` or ``dm_env.Environment``. The recorder records the steps that ``env``, including its
             wrappers, returns.
         store: The store of the rows, in memory or on disk, empty or with rows of the same columns; or a
-            ``mouse_core.collect.StoreClient``, which receives whole episodes when they have ended: if the process is
+            ``mouse_core.collect.StoreClient``. A client receives each episode after its end, so if the process is
             killed, the current episode is lost.
         policy: The name of the policy in the store.
         infos: Names of infos to record, as columns ``info.<name>``; ``"episode/r"`` stands for
@@ -51,8 +51,8 @@ class Recorder:
         on_interrupted: What happens to an episode that ``reset()`` or ``close()`` interrupts. "mark": its last row is
             marked as truncated. "cut": the episode is left out.
 
-    If the process is killed during an episode and the store lies in a folder, the next recorder of the store applies
-    ``on_interrupted``: the rows that were not yet in the store are kept in files in the folder.
+    If the store is in a folder and the process is killed during an episode, the rows that were not yet in the store are
+    kept in files in the folder. The next recorder of the store applies ``on_interrupted`` to these rows.
 
     The column ``metadata_episode_seed`` has the seed of the episode's reset, or null without a seed. The column exists
     only if the first episode of the store had a seed.

@@ -443,7 +443,7 @@ class ChosenSegment(SegmentView):
     """A segment that consists of ranges of another segment's rows, in the order of that segment, without a copy.
 
     Args:
-        whole: The other segment, from which rows are selected.
+        whole: The segment from which rows are selected.
         firsts, sizes: The first row of each range in the other segment, and the size of each range in rows, at least 1:
             int64 ``[n]``.
     """

@@ -432,7 +432,7 @@ class SegmentView(Segment):
     """A view of another segment that shares the caches of that segment; subclasses select rows or add columns.
 
     Args:
-        whole: The other segment.
+        whole: The segment whose caches the view shares.
         num_rows: Number of rows of the view.
     """
 

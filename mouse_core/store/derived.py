@@ -106,8 +106,8 @@ def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount
     """Return the sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
 
     Sums of 2 rows are computed from sums of 1 row, sums of 4 rows from sums of 2 rows, and so on. The sum of 5 rows is
-    the sum of 1 row plus the sum of the next 4 rows. So sums of 1,000 rows take 10 steps. No value is subtracted, so
-    values after the next ``n`` rows have no effect, even if they are infinite.
+    the sum of 1 row plus the sum of the next 4 rows. With this doubling, sums of 1,000 rows take 10 steps. No value is
+    subtracted, so values after the next ``n`` rows have no effect, even if they are infinite.
 
     Example: values 1, 2, 4, 8, 16 of one episode, ``n`` of 3, a discount of 1. Sums of 2 rows are 3, 6, 12, 24, 16.
     Sums of 3 rows are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.

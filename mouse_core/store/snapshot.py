@@ -63,10 +63,10 @@ def episode_starts(
     """Return the rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
     An episode begins after a row whose ``done`` ends an episode. If times are known, an episode also begins at a row
-    whose time is 0 or not larger than the time of the previous row. So an interrupted episode ends where the next
-    episode begins. An episode also begins at the first row of a separately loaded dataset, and at the first row after
-    the dataset, unless the time continues. If rows have neither ``done`` nor ``time``, such as prompts and images, each
-    row is an episode.
+    whose time is 0 or not larger than the time of the previous row. By these rules, an interrupted episode ends where
+    the next episode begins. An episode also begins at the first row of a separately loaded dataset, and at the first
+    row after the dataset, unless the time continues. If rows have neither ``done`` nor ``time``, such as prompts and
+    images, each row is an episode.
 
     Args:
         segments: The segments that hold the rows.

@@ -241,7 +241,7 @@ class View(Store):
     episodes. The fingerprint depends on the selected episodes, not on the rule that selected them.
 
     Args:
-        store: The other store.
+        store: The store from which episodes are selected.
         rule: The rule that selects episodes.
     """
 

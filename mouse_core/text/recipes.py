@@ -720,7 +720,8 @@ def as_pairs(batch: Any) -> dict[str, Any]:
 def mask_label(batch: Mapping[str, Any], *, pad_id: int) -> dict[str, Any]:
     """Replace the answers in a batch of ``Prompts`` by padding, like ``PromptData.mask_label`` of TorchRL.
 
-    Only the tokens before ``prompt_rindex`` are kept, as in TorchRL. So the last token of the prompt is also replaced.
+    Only the tokens before ``prompt_rindex`` are kept, as in TorchRL. The last token of the prompt is at
+    ``prompt_rindex``, so this token is also replaced.
 
     Args:
         batch: A dict or TensorDict with ``input_ids`` ``[B, L]`` and ``prompt_rindex`` ``[B]``, of NumPy, torch or JAX.

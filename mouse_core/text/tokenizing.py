@@ -386,8 +386,8 @@ def tokenize(
     delete it. An incomplete store is never opened. After an interruption, the same call continues and keeps the
     finished files. If several processes make the same call, one process creates the store, and the others wait.
 
-    Each call reads all texts to compute the digest. If the names, sizes and times of files are the same as in the last
-    call, the files are not read again, and the call takes milliseconds.
+    Each call of ``tokenize`` reads all texts to compute the digest. If the names, sizes and times of files are the same
+    as in the last call, the files are not read again, and the call takes milliseconds.
 
     Tokenising runs in parallel with reading and writing, in blocks of a few hundred texts. Only a few blocks are
     queued, so memory does not grow with the number of texts. Fast tokenizers use all cores; ``num_workers`` is for slow

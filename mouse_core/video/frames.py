@@ -78,7 +78,7 @@ class VideoFiles:
             roots: The folders (absolute, without links) in which videos are allowed.
 
         Raises:
-            DataError: There is no video with the index ``number``; or its file is outside of ``roots``, or differs from
+            DataError: No video has the index ``number``, or the video's file is outside of ``roots`` or differs from
                 the listed digest.
         """
         key = number, tuple(roots)
@@ -210,7 +210,7 @@ def carry_videos(videos: Sequence[tuple[str, str]], roots: Sequence[str], folder
     Args:
         videos: Paths and digests, as in ``metadata.DatasetMetadata.videos``.
         roots: The allowed folders (absolute, without links) of the videos.
-        folder: The other folder.
+        folder: The folder to which videos and indexes are linked or copied.
 
     Returns:
         The total size of the videos in bytes.

@@ -592,7 +592,7 @@ def index_video(path: StrPath, *, sidecar: StrPath | None = None) -> VideoIndex:
 
     Raises:
         ImportError: No index is stored, and PyAV is not installed.
-        ConfigError: There is no such file.
+        ConfigError: No file exists at ``path``.
         DataError: The file is damaged, or of another kind; the message names the file and the position.
         SchemaError: The index was written by a newer version of this library.
     """

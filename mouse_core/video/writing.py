@@ -40,7 +40,7 @@ class VideoCodec:
     Args:
         codec: "h264", "hevc" or "av1".
         gop: Number of frames from a key frame to the next key frame. To read a frame, all frames from the previous key
-            frame on are decoded. So a low value makes random reads fast, and a high value makes files small.
+            frame on are decoded. A low ``gop`` makes random reads fast, and a high ``gop`` makes files small.
         crf: The loss of quality, from 0 (smallest loss) to 51 for H.264 and HEVC, or to 63 for AV1. The default is 23
             for H.264, 28 for HEVC and 30 for AV1.
         pix_fmt: FFmpeg's pixel format: "yuv420p", "yuv444p", "gray", "gray12le". The default is "yuv420p" for colours,

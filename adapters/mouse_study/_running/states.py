@@ -2,8 +2,8 @@
 
 A *part* of the state is an object that can be restored in place: an object with ``state_dict`` and ``load_state_dict``
 (modules and optimizers of torch, loaders, buffers), an object of ``flax.nnx``, a random generator, or a dict or list,
-whose values are replaced. This module imports no framework; if a state needs a framework, the program has already
-imported it.
+whose values are replaced. This module imports no framework, because the program has already imported each framework
+that a state needs.
 """
 
 from __future__ import annotations

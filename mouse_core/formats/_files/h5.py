@@ -90,8 +90,7 @@ class H5File:
         return names
 
     def find(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Return, for each path, a description of the item there and of all items below it, without the values of
-        datasets.
+        """Describe the item at each path and all items below it; descriptions do not contain the values of datasets.
 
         Returns:
             A tree for each path; None for a path without an item. A group has ``kind`` "group" and ``items``, a dict

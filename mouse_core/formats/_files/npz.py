@@ -162,7 +162,7 @@ class NpyRows:
         """Return the next ``count`` rows, ``[count, ...]``.
 
         Raises:
-            DataError: There are fewer bytes than the array's shape requires.
+            DataError: The stream has fewer bytes than the array's shape requires.
         """
         count = min(count, len(self) - self.place)
         values = np.frombuffer(self._bytes(count * self.row_bytes), self.dtype)
@@ -180,7 +180,7 @@ class NpyRows:
         """Read to the end of the stream, so that the CRC at the end of a compressed file is verified.
 
         Raises:
-            DataError: There are more bytes than the array's shape requires.
+            DataError: The stream has more bytes than the array's shape requires.
         """
         if self._file.read(1):
             raise DataError(f"{self._where}: expected the end of the array after {len(self)} rows, found more bytes")

@@ -201,7 +201,7 @@ def read_lerobot(
 
     Raises:
         ConfigError: The path has no dataset, the format has another version, or ``final`` is missing.
-        SchemaError: There is no feature ``action``, or its type cannot be read.
+        SchemaError: The dataset has no feature ``action``, or the type of this feature cannot be read.
         DataError: A file is damaged; the message names the file.
     """
     root = Path(path)

@@ -295,7 +295,8 @@ def _counted(loop: asyncio.AbstractEventLoop, telling: list[None]) -> asyncio.Ab
     ``call_soon_threadsafe``.
 
     The client's threads deliver results with ``call_soon_threadsafe``, which wakes the loop before the method returns.
-    So the program can get a result and end while the thread that delivered the result still waits for the interpreter.
+    Therefore the program can get a result and end while the thread that delivered the result still waits for the
+    interpreter.
     """
     tell = loop.call_soon_threadsafe
 

@@ -557,8 +557,8 @@ class Fetcher:
     def _reached(self, wanted: Runs, *, sure: bool) -> list[memoryview]:
         """Return the bytes of runs of pages; requests are repeated after temporary failures.
 
-        Digests show whether the received bytes equal the written bytes. So if checksums of an object are known, the
-        version of the object is compared only after an error (``sure``).
+        Digests show whether the received bytes equal the written bytes. Therefore, if the checksums of an object are
+        known, the version of the object is compared only after an error (``sure``).
         """
         objects = wanted.objects
         sure = sure or all(placed.sums is None for placed in objects)

@@ -552,9 +552,9 @@ class Table(Descriptor):
     def needed_last(self, me: int, pages: int, before: int, lives: Callable[[int], bool]) -> tuple[Int64s, Int64s]:
         """Return up to ``pages`` pages to evict, the least needed pages first; the caller holds the lock.
 
-        The first pages are pages whose next use is unknown, longest unused first. Then follow pages whose next use is
-        known, latest next use first. The last pages are pages whose next use was expected recently, because their
-        reader may be late. In addition, pages of blocks that a dead process had claimed are returned.
+        The first pages are pages whose next use is unknown, longest unused first. The next pages in the order are pages
+        whose next use is known, latest next use first. The last pages are pages whose next use was expected recently,
+        because their reader may be late. In addition, pages of blocks that a dead process had claimed are returned.
 
         Example, at time 100: three pages of unknown next use were last used at 40, 70 and 95, and three pages have the
         next use 109, 112 and 130. The order is 40, 70, 130, 112, 109, 95: the page of time 95 is last, because its

@@ -10,18 +10,19 @@ Each segment is a list of the values of ``Sealed``::
 
     "segments": [[3, 65536, 4194304, "9a1e...", 0, true, 0, 0, 0, []], [4, 65536, ...], ...]
 
-A reader opens a file only when a batch needs rows of the file, possibly long after the reader read the manifest. So a
-writer that drops old rows or merges files removes a file only when no reader has locked a state that names the file.
-The number of a state is ``next_number`` of the state's manifest; this number grows whenever a file is dropped::
+A reader opens a file only when a batch needs rows of the file, possibly long after the reader read the manifest.
+Therefore a writer that drops old rows or merges files removes a file only when no reader has locked a state that names
+the file. The number of a state is ``next_number`` of the state's manifest; this number grows whenever a file is
+dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
     state 9 names the file 8            file 8 holds the rows of the files 4, 5 and 6. Readers of the states 5..7, 6..7
                                         and 7..7 may need these three files; byte 7 is locked, so all three files stay
     the reader reads state 9            the reader locks byte 9 and unlocks byte 7; the three files are removed
 
-The locks of readers are shared locks that belong to open files (``F_OFD_SETLK`` of Linux). So the system releases a
-lock when the reader's process ends, for any reason, and readers need no write permission for the folder. On a system
-without such locks, files are removed at once, and opening a removed file raises an error.
+The locks of readers are shared locks that belong to open files (``F_OFD_SETLK`` of Linux). Therefore the system
+releases a lock when the reader's process ends, for any reason. Readers need no write permission for the folder. On a
+system without such locks, files are removed at once, and opening a removed file raises an error.
 """
 
 from __future__ import annotations
@@ -733,7 +734,7 @@ class WrittenFolder:
         opened.
 
         Example: a crash preserved only 60 of a client's 100 rows, and the owner appends a 61st row before the client
-        reconnects; the record shows that the 61st row does not come from the client.
+        reconnects. The record shows that the 61st row does not come from the client.
 
         Raises:
             StorageError: The number cannot be written; the folder is released.

@@ -11,8 +11,8 @@ folder is opened, such a file is rewritten as smaller files::
 
     max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
-Eight or more neighbouring files are merged if none of them is as large as all others together. So a row is only copied
-to a file that is at least twice as large as the row's previous file::
+Eight or more neighbouring files are merged if none of them is as large as all others together. As a result, each copy
+moves a row to a file that is at least twice as large as the row's previous file::
 
     sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight files become one file of size 8
     sizes 64, 9, 8, 8                        too few; eight files of size 8 would become one file of size 64

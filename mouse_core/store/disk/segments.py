@@ -228,8 +228,8 @@ class SealedFile:
         return opened.batches(numbers)
 
     def strides(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the indices of the record batches that have the layout of the first batch, and the distance of each in
-        bytes from the first batch, both int64 ``[n]``.
+        """Return two arrays, int64 ``[n]``: the indices of the record batches that have the layout of the first batch,
+        and the distance of each of these batches from the first batch in bytes.
 
         If checksums are compared, the result contains only batches of ``numbers`` that were checked; else the result
         may contain other batches too. Both arrays are empty if the distances are unknown.
@@ -259,7 +259,7 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
         but: The file number of a segment to skip, because the file is missing.
 
     Raises:
-        DataError: Some of the rows were dropped, or the folder holds another store.
+        DataError: Some of the requested rows were dropped, or the folder holds another store.
     """
     manifest = ReadFolder(folder).manifest
     check_identity(folder, identity, manifest.identity)
@@ -284,7 +284,7 @@ FEWEST = 64
 """Smallest number of sealed files that are joined to one segment.
 
 If there are fewer files, each file is a segment. Exception: in the layout "windows", in which a file has many record
-batches, two files are already joined, so that the chunks of both files are recorded only once.
+batches, two files are enough for a joined segment. The chunks of joined files are recorded only once.
 """
 
 
@@ -466,8 +466,8 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
     """Join consecutive sealed files to larger segments, and return all segments.
 
     A new file stays a separate segment until enough new files exist for a joined segment. A new joined segment includes
-    the preceding joined segments that are not larger than the new segment. So there are few segments, and each row is
-    joined few times.
+    the preceding joined segments that are not larger than the new segment. As a result, the number of segments stays
+    small, and each row is joined only a few times.
 
     Args:
         segments: A segment for each file.

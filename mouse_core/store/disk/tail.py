@@ -928,7 +928,7 @@ class _TailMemory:
 
         Args:
             origin: The origin of the file. If ``origin`` differs from the stored origin, the file is a copy or the
-                machine was restarted; then rows of commits that did not wait for the disk may be missing.
+                machine was restarted. In both cases, rows of commits that did not wait for the disk can be missing.
         """
         is_same = origin != 0 and self._live.origin == origin
         return is_same, self._live.committed if is_same or self.layout.waits else 0

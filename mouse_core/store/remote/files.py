@@ -1,8 +1,8 @@
 """Remote Arrow files: their objects, the positions of record batches and columns, and segments of such files.
 
 The bytes of an object are copied to a local mirror page by page. The trailer of a segment has the checksum of each
-page, 64 KB for a segment of 64 MB, and the positions of the record batches. So each page is compared with its checksum
-when the page arrives. Trailers are cached in files.
+page, 64 KB for a segment of 64 MB, and the positions of the record batches. With the trailer, each page is compared
+with its checksum when the page arrives. Trailers are cached in files.
 
 A reader is a generator (``Asking``): the reader yields the byte ranges that it needs next, and receives the bytes of
 these ranges. Many readers that each need several steps, such as a head and then values, can thus share one request per
@@ -654,8 +654,8 @@ class ElsewhereSegment(FileSegment):
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _pieces(self, row: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Return the chunks that hold a range of rows; for each chunk, also return the position of the first row of the
-        range in the chunk, and how many rows of the range are in the chunk.
+        """Return three values for each chunk that holds rows of a range: the chunk, the position in the chunk of the
+        first row of the range, and the number of rows of the range in the chunk.
         """
         chunk = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
         while count > 0 and chunk < len(self.chunk_starts) - 1:

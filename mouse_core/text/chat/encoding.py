@@ -196,9 +196,9 @@ def encode_chat(
     """Convert a chat to tokens, with the mask of the tokens that an assistant generated.
 
     The complete text is tokenised at once. A token counts as generated if one of its characters (by the tokenizer's
-    offsets) is generated. ``apply_chat_template`` of ``transformers`` uses the same two rules. So all tokens of a
-    generated multi-byte character are generated. Tokens without characters, such as special tokens of the tokenizer, do
-    not count as generated. Both ids and mask are truncated.
+    offsets) is generated. ``apply_chat_template`` of ``transformers`` uses the same two rules. If a generated character
+    consists of several tokens, all these tokens count as generated. Tokens without characters, such as special tokens
+    of the tokenizer, do not count as generated. If the chat is too long, both the ids and the mask are truncated.
 
     Args:
         template: The template.
@@ -231,8 +231,8 @@ def encode_preference(
 ) -> dict[str, Ids]:
     """Convert a prompt with two answers to tokens, for ``DataCollatorForPreference`` of TRL.
 
-    If a token contains characters of both the prompt and an answer, for example because the prompt ends with a space,
-    this token belongs to the answer, and the ids of both answers begin at this token's index.
+    A token can contain characters of both the prompt and an answer, for example if the prompt ends with a space. Such a
+    token belongs to the answer, and the ids of both answers begin at the index of this token.
 
     Args:
         template: The template.

@@ -119,7 +119,7 @@ class ChatTemplate:
             add_generation_prompt: Whether the text ends with the header of an assistant's answer.
 
         Raises:
-            DataError: There are no messages, values are not JSON, or the template raises an error, fails, or exceeds a
+            DataError: ``messages`` is empty, values are not JSON, or the template raises an error, fails, or exceeds a
                 limit.
         """
         listed = None if tools is None else list(tools)
@@ -188,7 +188,7 @@ def messages_of(given: Any) -> tuple[Message, ...]:
     """Return a copy of a chat without keys whose value is None; only ``content`` may be None.
 
     Raises:
-        DataError: There are no messages, a message is not a dict with a role, or a value has another type; the error
+        DataError: The chat has no messages, a message is not a dict with a role, or a value has another type; the error
             names the message.
     """
     found = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else []
