@@ -20,7 +20,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class RoundRobinWriter:
-    """Writes rows in a ring: appends rows, and overwrites the oldest rows of a full storage."""
+    """Writes rows in a ring: appends rows, and, if the storage is full, overwrites the oldest rows."""
 
     ordered = True
 
@@ -40,7 +40,7 @@ class RoundRobinWriter:
 
 
 class ImmutableWriter:
-    """Raises ConfigError at every write, for buffers over recorded data."""
+    """A writer for buffers over recorded data; every write raises ConfigError."""
 
     ordered = True
 
@@ -64,8 +64,8 @@ class MaxValueWriter:
 
     Args:
         rank_key: The field with the rank of a row.
-        reduction: Reduces a field of several numbers to one (a row may be a whole trajectory): "sum", "mean", "max",
-            "min" or "median".
+        reduction: Reduces several numbers in the field of a row to one number, for example if a row is a trajectory:
+            "sum", "mean", "max", "min" or "median".
 
     Raises:
         ConfigError: The reduction is unknown.
@@ -98,7 +98,7 @@ class MaxValueWriter:
         """Write the rows whose rank is high enough; see ``Writer.write``.
 
         Raises:
-            ConfigError: The storage has ``ndim=2``, in which the rows of a time step cannot be separated.
+            ConfigError: The storage has ``ndim=2``, where single rows of a time step cannot be replaced.
             MissingFieldError: The rows lack the field ``rank_key``.
             DataError: A rank is NaN.
         """
@@ -139,7 +139,7 @@ class MaxValueWriter:
             storage.append(take(rows, numbers[~old]))
 
     def _ranks(self, storage: Storage, rows: Any) -> npt.NDArray[np.float64]:
-        """Return the rank of each of ``rows``, from values in the stored dtype."""
+        """Return the rank of each of ``rows``, computed from values in the stored dtype."""
         if isinstance(rows, list):
             ranked = [find(item, self.rank_key) for item in rows]
             values = as_array(stack_leaves(self.rank_key, ranked), where=self._where) if rows else _NONE
@@ -172,7 +172,7 @@ class MaxValueWriter:
         return ranks
 
     def _known(self, storage: Storage) -> list[tuple[float, int]]:
-        """Return the heap of ranks; rebuild the heap from the rows if the rows may have changed."""
+        """Return the heap of ranks; if rows may have changed, the heap is built again from the rows."""
         if self._heap is not None and len(self._heap) == len(storage):
             return self._heap
         ranks = self._reduce(storage.read(self.rank_key, slice(0, len(storage)))) if len(storage) else _NONE

@@ -1,4 +1,4 @@
-"""Storage of on-policy rollouts, with returns and mini-batches."""
+"""A storage of on-policy rollouts, and functions that compute returns and mini-batches."""
 
 from mouse_core.rollouts.fields import RolloutField, Transition, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import MiniBatch, permutation

@@ -1,4 +1,4 @@
-"""The fields of a rollout's row, the names that training code uses for them, and the checks of a step."""
+"""The fields of a rollout's rows, the alternative names of fields in training code, and the checks of a step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mouse_core.spec import FieldSpec, Spec, check_dtype
 Array = Any
 
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
-"""Fields with one number for each row; their arrays are ``[T, N, 1]``. Rewards and values may also be vectors."""
+"""The fields with one number for each row; their arrays are ``[T, N, 1]``. Rewards and values may also be vectors."""
 
 COMPUTED = ("returns", "advantages")
-"""Fields that the storage computes; transitions do not contain them."""
+"""The fields that the storage computes; transitions do not contain these fields."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -57,7 +57,9 @@ KNOWN = (
     "returns",
     "advantages",
 )
-"""Names of the fields of ``RolloutStorage.motion_mimic``. A field that is not configured is None."""
+"""The names of the fields of ``RolloutStorage.motion_mimic``. The attribute of a field that is not configured is
+None.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,11 @@ class RolloutField:
     Args:
         shape: The shape in one environment; the storage has an array ``[T, N, *shape]``.
         dtype: A boolean, integer or floating dtype.
-        optional: Whether transitions may lack the field. With a mask, rows without the field are marked as not
-            available. Without a mask, either all rows of a rollout must have the field or none, and the memory of the
-            field is allocated on first use.
+        optional: Whether transitions may lack the field. If the field has a mask, rows without the field are marked as
+            not available. If it has no mask, either all rows of a rollout or no rows must have the field, and the
+            memory of the field is allocated when a row first has it.
         mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. In unavailable rows,
-            the array has zeros or the transition's values.
+            the field's array contains zeros or the transition's values.
     """
 
     shape: tuple[int, ...] = ()
@@ -93,14 +95,14 @@ def check_shape(where: str, shape: object) -> tuple[int, ...]:
 
 
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
-    """Return the fields of a storage: the requested fields, with rewards and dones, which every rollout has.
+    """Return the fields of a storage: the requested fields, and rewards and dones, which every storage has.
 
     Args:
         fields: For each field name, a ``RolloutField``, a ``FieldSpec``, or a shape of float32 values. A ``Spec`` must
             have the alignment "outgoing".
 
     Returns:
-        The fields in the given order. A field with one number for each row has the shape ``(1,)``.
+        The fields in the given order. The shape of a field with one number for each row is ``(1,)``.
 
     Raises:
         ConfigError: A name is not allowed, a value is not a field, or the fields ``values`` and ``rewards`` differ in
@@ -177,7 +179,8 @@ def motion_mimic_fields(
         training_type: "rl" or "distillation".
         obs_shape, actions_shape: Shapes of observations and actions in one environment.
         ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Shapes of optional fields; None
-            or ``(None,)`` leaves the field out. Privileged reference observations require reference observations.
+            or ``(None,)`` leaves the field out. Privileged reference observations are possible only together with
+            reference observations.
         apply_dagger_actions: Whether the storage has the field ``dagger_actions``.
 
     Returns:
@@ -221,7 +224,7 @@ def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = Fa
 
 
 class Transition:
-    """One step of all environments: arrays ``[N, ...]`` under the names of a storage's fields.
+    """One step of all environments: arrays ``[N, ...]`` whose names are the names of a storage's fields.
 
     Fields are set as arguments or attributes; unset fields are None. Some fields have a second name with the same
     meaning: ``critic_observations`` (``privileged_observations``), ``critic_reference_observations`` and its ``_mask``
@@ -229,10 +232,10 @@ class Transition:
     SchemaError for unknown names.
 
     Args:
-        fields: Values by name.
+        fields: The values of fields, by name.
 
     Raises:
-        ConfigError: A field is passed under both of its names, with different values.
+        ConfigError: A field is passed with different values under its two names.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -273,7 +276,9 @@ class Transition:
 
 
 def fields_of(transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the non-None values of a transition, or of a dict with the same names, by field name."""
+    """Return a dict from field name to value, without values that are None, for a transition or a dict with the same
+    names.
+    """
     if not isinstance(transition, Transition):
         fields = as_record(transition)
         if fields is not None:
@@ -290,7 +295,8 @@ _SHOWN_TO_BOTH = ("observations", "reference_observations", "reference_observati
 
 
 class HostArrays:
-    """The array type of a storage, here NumPy arrays. Adapters derive classes for the arrays of their framework.
+    """The array type of a storage; in this class, NumPy arrays. Adapters derive classes for the arrays of their
+    framework.
 
     Args:
         device: The device of the arrays: "cpu" or None, which means "cpu".
@@ -317,7 +323,7 @@ class HostArrays:
         return rows
 
     def may_look(self, array: Array) -> bool:
-        """Return whether an array's values can be read without waiting for queued device work."""
+        """Return whether an array's values can be read without waiting for work that is queued on a device."""
         return True
 
     def without_gradients(self) -> AbstractContextManager[Any]:
@@ -332,8 +338,9 @@ class StepChecks:
         fields: The fields, as ``complete_fields`` returns them.
         num_envs: The number of environments, N.
         spec: The storage's fields from ``stored_spec``, in the storage's dtypes.
-        arrays: The array type.
-        validate: Whether values are checked; None: values are checked if ``arrays.may_look`` returns True.
+        arrays: The array type of the storage.
+        validate: Whether values are checked; None: an array's values are checked if ``arrays.may_look`` returns True
+            for the array.
     """
 
     def __init__(
@@ -377,18 +384,18 @@ class StepChecks:
         return given
 
     def rows(self, given: Mapping[str, Any], step: int | None) -> dict[str, Array]:
-        """Return the arrays of a row by name, in their final shapes. Dtypes are converted later, when the row is
+        """Return the arrays of a row by name, in the shapes of the storage. Dtypes are converted later, when the row is
         copied.
 
         Args:
             given: The result of the method ``given``.
-            step: The index of the row, for error messages; None if unknown.
+            step: The index of the row, for error messages; None if the index is unknown.
 
         Raises:
-            SchemaError, MissingFieldError: A shape or dtype does not suit its field, or a mask is passed without its
-                field.
-            DataError: A reward, value or log-probability is not finite, a done code is invalid, or an integer does not
-                fit.
+            SchemaError, MissingFieldError: A value's shape or dtype does not match its field, or a mask is passed
+                without its field.
+            DataError: A reward, value or log-probability is not finite, a done code is invalid, or the field's dtype
+                cannot represent an integer.
         """
         rows: dict[str, Array] = {}
         for name, field in self._fields.items():
@@ -426,12 +433,12 @@ class StepChecks:
         return made[:, 0] != 0
 
     def as_array(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
-        """Convert a value to an array of ``shape`` whose values fit ``dtype``. The value may lack a last axis of length
-        1.
+        """Convert a value to an array of ``shape`` whose values ``dtype`` can represent. The value may lack the last
+        axis if its length is 1.
 
         Raises:
             SchemaError: The value cannot be converted to an array of this shape and dtype.
-            DataError: ``dtype`` cannot represent a value (checked only if values may be read).
+            DataError: ``dtype`` cannot represent a value (checked only if the array's values may be read).
         """
         try:
             made = self._arrays.array(value)
@@ -475,7 +482,8 @@ class StepChecks:
     def ends(
         self, values: Array, dones: Array, last_values: Any, time_outs: Any, final_values: Any
     ) -> tuple[Array, Array | None, Array | None]:
-        """Convert ``last_values``, ``time_outs`` and ``final_values``, the additional arguments for returns, to arrays.
+        """Convert ``last_values``, ``time_outs`` and ``final_values``, the additional arguments of ``compute_returns``,
+        to arrays.
 
         Args:
             values, dones: The arrays of all rows, ``[T, N, 1]``; vector values ``[T, N, K]``.
@@ -520,7 +528,9 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
-    """Reshape ``value`` to the field's shape; ``[...]`` is accepted for ``[..., 1]``."""
+    """Reshape ``value`` to the field's shape. If the field's shape is ``[..., 1]``, a value of the shape ``[...]`` is
+    accepted.
+    """
     if tuple(value.shape) == expected:
         return value
     column = len(expected) > 1 and expected[-1] == 1
@@ -547,7 +557,7 @@ def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None 
 
 
 def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None) -> None:
-    """Check that the values at the ends of episodes and of the rollout, which returns need, exist and are finite.
+    """Check the values that returns need at the ends of episodes and of the rollout: they must exist and be finite.
 
     Raises:
         ConfigError: Truncated episodes lack the values of their final observations.

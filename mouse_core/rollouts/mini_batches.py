@@ -1,4 +1,4 @@
-"""Mini-batches of a rollout: the choice of the rows of each mini-batch, and the arrays of a mini-batch."""
+"""Mini-batches of a rollout: which rows each mini-batch has, and the arrays of a mini-batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ padded.
 
 
 class _FieldAttribute:
-    """A descriptor of ``MiniBatch``: returns the first existing field of several names, or None."""
+    """A descriptor of ``MiniBatch``: returns the first field, out of several names, that exists; None if none
+    exists.
+    """
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -47,24 +49,25 @@ class _FieldAttribute:
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch(Mapping[str, Array]):
-    """A mini-batch of a rollout's rows: a mapping by the storage's field names, ``batch["observations"]``, with
-    attributes for the names that training code uses, ``batch.obs``.
+    """A mini-batch of a rollout's rows. The mini-batch is a mapping whose keys are the storage's field names, as in
+    ``batch["observations"]``. It also has attributes with the names that training code uses, as in ``batch.obs``.
 
-    ``batch.keys()`` has the names of the fields. As in rsl_rl, a mini-batch unpacks into 18 parts:
+    ``batch.keys()`` returns the names of the fields. As in rsl_rl, a mini-batch unpacks into 18 values:
 
         obs, (ref_obs, ref_mask) or None, critic_obs, (critic_ref_obs, critic_ref_mask) or None, actions,
         target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,
         masks, rnd_state, obs_prev_state, ref_obs_prev_state, ref_obs_prev_mask = batch
 
-    A part that the rollout lacks is None.
+    A value is None if the rollout lacks its field.
 
     A mini-batch of rows has arrays ``[B, ...]``. In a recurrent mini-batch, the policy's inputs are padded trajectories
-    ``[T, K, ...]``, with ``masks``. All other fields are ``[T, n, ...]``, the rows of the mini-batch's n environments.
+    ``[T, K, ...]``, with ``masks``. All other fields are arrays ``[T, n, ...]`` with the rows of the mini-batch's n
+    environments.
 
     Args:
         fields: Arrays by the names of the storage's fields, including masks.
-        hidden_states: ``(actor, critic)``, the hidden states at the rows, or at the starts of the trajectories;
-            ``(None, None)`` without hidden states.
+        hidden_states: ``(actor, critic)``: the hidden states at the rows or, in a recurrent mini-batch, at the starts
+            of the trajectories; ``(None, None)`` if there are no hidden states.
         masks: Whether each trajectory has a row at each step, bool ``[T, K]``; None in mini-batches of rows.
         obs_prev_state: The AMP extractor's output for the previous observation; 0 without a previous observation.
         obs_prev_mask: Whether the episode has a previous observation in this rollout, bool.
@@ -106,7 +109,7 @@ class MiniBatch(Mapping[str, Array]):
         raise MissingFieldError(f"mini-batch: expected one of the fields {list(self.fields)}, found {name!r}{hint}")
 
     def __iter__(self) -> Iterator[Any]:  # the names are those of keys()
-        """Yield the 18 parts, in the order in which training code unpacks them."""
+        """Yield the 18 values, in the order in which training code unpacks them."""
         parts = (
             self.obs,
             pair(self.ref_obs, self.ref_mask),
@@ -130,7 +133,7 @@ class MiniBatch(Mapping[str, Array]):
         return iter(parts)
 
     def __len__(self) -> int:
-        """Return the number of parts, 18."""
+        """Return 18, the number of values into which a mini-batch unpacks."""
         return 18
 
     def keys(self) -> KeysView[str]:
@@ -167,10 +170,10 @@ class MiniBatch(Mapping[str, Array]):
 
     def digest(self, index: int) -> StreamDigest:
         """Return a 128-bit digest of all content except ``rows``; each row, or each step of a recurrent mini-batch,
-        counts as a window.
+        counts as one window of the digest.
 
-        With only fields, the digest equals ``StreamDigest.of(index, self)``. Masks, previous states, histories and
-        hidden states are included. The digest is computed on the host.
+        If the mini-batch consists only of fields, the digest equals ``StreamDigest.of(index, self)``. The digest
+        includes masks, previous states, histories and hidden states. The digest is computed on the host.
 
         Args:
             index: The index of the mini-batch.
@@ -186,7 +189,7 @@ class MiniBatch(Mapping[str, Array]):
 
 
 def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None] | None:
-    """Return data and mask, or None without data."""
+    """Return ``(values, mask)``; None if ``values`` is None."""
     return None if values is None else (values, mask)
 
 
@@ -194,13 +197,13 @@ def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None]
 
 
 def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[np.int64]:
-    """Return a random order of ``n`` rows for an epoch. The order depends on the seed and the epoch.
+    """Return a random order of ``n`` rows for an epoch.
 
     Args:
         seed: In ``[0, 2**64)``.
-        epoch: The number of epochs before this one, counted over all rollouts.
+        epoch: The index of the epoch, counted over all rollouts.
         n: Number of rows, below 2**32.
-        call: A number that distinguishes several orders of one epoch.
+        call: A number that distinguishes several random orders in the same epoch.
 
     Returns:
         int64 ``[n]``.
@@ -218,7 +221,7 @@ def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[
 
 
 def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "rows") -> list[slice]:
-    """Divide ``n`` rows into mini-batches.
+    """Divide ``n`` rows into mini-batches; return a slice of rows for each mini-batch.
 
     Args:
         n: Number of rows.
@@ -240,7 +243,9 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
 
 
 def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:
-    """Check the argument ``histories``; return H by field; raise ConfigError for unknown fields or an H below 1."""
+    """Check the argument ``histories``, and return H for each field; raise ConfigError for an unknown field or an H
+    below 1.
+    """
     for name, length in (histories or {}).items():
         if name not in fields:
             raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")
@@ -268,9 +273,9 @@ def take_mini_batch(
         rows: Flat row indices ``[B]``.
         starts: The result of ``episode_starts``, bool ``[T, N]``.
         amp: The AMP extractors' outputs, from which the previous states are taken.
-        histories: The number of frames by field.
+        histories: The number of frames H for each field.
         hidden_states: The hidden states of all rows.
-        hidden_axis: The axis of the environments in hidden states.
+        hidden_axis: The axis of the environments in the hidden states of one step.
     """
     xp = namespace(rows)
     frames = {}
@@ -298,7 +303,7 @@ def take_recurrent_mini_batch(
     hidden_states: Any = None,
     hidden_axis: int | None = None,
 ) -> MiniBatch:
-    """Return the mini-batch of the given environments' trajectories.
+    """Return the recurrent mini-batch with the trajectories of the given environments.
 
     Args:
         arrays: Fields ``[T, N, ...]``, including ``dones``.
@@ -306,10 +311,11 @@ def take_recurrent_mini_batch(
         num_trajectories: See ``trajectory_rows``; required under ``jax.jit``.
         amp: The AMP extractors' outputs, from which the previous states are taken.
         hidden_states: The hidden states of all rows.
-        hidden_axis: The axis of the environments in hidden states.
+        hidden_axis: The axis of the environments in the hidden states of one step.
 
     Returns:
-        The fields as trajectories ``[T, K, ...]``; the fields ``TARGETS`` are ``[T, n, ...]``.
+        A mini-batch with fields ``[T, K, ...]``, split into trajectories; the fields in ``TARGETS`` are ``[T, n,
+        ...]``.
     """
     xp = namespace(envs)
     dones = arrays["dones"]
@@ -344,7 +350,7 @@ def _is_target(name: str, arrays: Mapping[str, Array]) -> bool:
 
 
 def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[Extractor, Extractor] | None:
-    """Return the two functions of an ``amp_cfg``.
+    """Return the two functions in the dict ``amp_cfg``.
 
     Raises:
         ConfigError: A function is missing, or the storage has no observations.
@@ -370,8 +376,9 @@ class AmpStates:
 
     Args:
         obs: Outputs for observations, ``[T * N, ...]``.
-        ref_obs: Outputs for reference observations, ``[T * N, ...]``; None without references.
-        ref_mask: Whether the reference was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
+        ref_obs: Outputs for reference observations, ``[T * N, ...]``; None if there are no reference observations.
+        ref_mask: Whether the reference observation was available, bool ``[T * N]`` or ``[T * N, 1]``; None if there is
+            no mask.
     """
 
     obs: Array
@@ -380,7 +387,7 @@ class AmpStates:
 
 
 def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
-    """Call the AMP extractors with all rows.
+    """Return the AMP extractors' outputs for all rows.
 
     Args:
         flat: Fields ``[T * N, ...]``.
@@ -406,8 +413,8 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
 
 
 def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
-    """Return the fields with ``_prev_`` in their names for a mini-batch of rows: the extractors' outputs for each row's
-    previous observation.
+    """Return the ``*_prev_*`` fields of a ``MiniBatch``, such as ``obs_prev_state``: the extractors' outputs for each
+    row's previous observation.
 
     Args:
         states: The AMP extractors' outputs for all rows.

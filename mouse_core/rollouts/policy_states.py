@@ -1,4 +1,6 @@
-"""Hidden states of recurrent policies: arrays, possibly in tuples, lists and dicts, in the common layouts."""
+"""Hidden states of recurrent policies: arrays, or tuples, lists and dicts of arrays, in the layouts that are in common
+use.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ Array = Any
 
 
 class PolicyStates:
-    """Stores the hidden states of actor and critic for every row of a rollout.
+    """Stores the hidden states of the actor and the critic for every row of a rollout.
 
     Args:
         num_transitions_per_env: Number of rows of a full rollout.
         num_envs: Number of environments in each row.
         axis: The axis of the environments in a state; see ``env_axis``.
-        arrays: The kind of arrays.
+        arrays: The array type of the storage.
 
     Raises:
         ConfigError: ``axis`` is invalid.
@@ -54,9 +56,9 @@ class PolicyStates:
         hidden states.
 
         Args:
-            given: The states ``(actor, critic)``, each of which is a tree or None; or None for a transition without
-                states.
-            step: The index of the row for these states; the row is not written yet.
+            given: The pair of states ``(actor, critic)``, where each state is a tree or None; or None for a transition
+                without hidden states.
+            step: The index of the row to which the states will be written.
 
         Raises:
             SchemaError: ``given`` is not a pair, its environments, structures, shapes or dtypes differ from earlier
@@ -103,8 +105,8 @@ class PolicyStates:
         return made
 
     def _begun(self, states: Tree, memory: Tree, step: int) -> Tree:
-        """Return memory for states, reusing the memory of the last rollout if it fits; rows before ``step`` are
-        zero.
+        """Return memory for states; rows before ``step`` are zero. If the memory of the last rollout has the same
+        shapes and dtypes, this memory is used again.
         """
 
         def forget(path: str, array: Array) -> Array:
@@ -155,7 +157,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
 
 
 def _node(tree: Tree) -> str:
-    """Return a description of a tree node; equal structures have equal descriptions."""
+    """Return a description of a node; nodes of equal structure have equal descriptions."""
     if tree is None:
         return "None"
     if isinstance(tree, dict):
@@ -171,15 +173,15 @@ def is_empty(tree: Tree) -> bool:
 
 
 def check_axis(axis: object) -> int | None:
-    """Return ``axis`` if it is None or an integer of at least 0; raise ConfigError otherwise."""
+    """Return ``axis``; raise ConfigError unless it is None or an integer of at least 0."""
     if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
         return axis
     raise ConfigError(f"hidden_axis: expected None or an integer of at least 0, found {axis!r}")
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
-    """Return the axis of the environments in a hidden state: axis 1 for three or more dimensions (``[layers, N,
-    ...]``), else axis 0.
+    """Return the axis of the environments in a hidden state: ``axis``, or, if it is None, axis 1 for three or more
+    dimensions (``[layers, N, ...]``) and axis 0 for fewer.
     """
     return (1 if len(shape) >= 3 else 0) if axis is None else axis
 
@@ -203,7 +205,8 @@ def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
         axis: The axis of the environments within a row; see ``env_axis``.
 
     Returns:
-        A tree of the same structure, whose arrays have an axis of rows, of length ``B``, instead of the environments.
+        A tree of the same structure; in its arrays, an axis of length ``B`` for the rows replaces the axis of
+        environments.
     """
 
     def one(path: str, leaf: Array) -> Array:

@@ -2,19 +2,19 @@
 
 Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
 was taken at observation t, whether the episode ended with this action, and the value of observation t. Arrays may have
-any further axes, but all arrays of one call must have the same shape; so ``[T, N]`` is never combined with ``[T, N,
-1]``. Results have the dtype of the arguments.
+any further axes, but all arrays of one call must have the same shape: ``[T, N]`` cannot be combined with ``[T, N, 1]``.
+Results have the dtype of the arguments.
 
-Vector rewards ``[T, N, K]`` and rewards by agent ``[T, N, A]`` need values of the same shape; returns are computed for
-each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all components;
-``dones`` of the shape ``[T, N, A]`` end each agent separately.
+Vector rewards ``[T, N, K]`` and rewards per agent ``[T, N, A]`` require values of the same shape; returns are computed
+separately for each component. ``dones``, ``time_outs``, ``ratios`` and factors of the shape ``[T, N, 1]`` apply to all
+components; ``dones`` of the shape ``[T, N, A]`` end each agent separately.
 
 Truncation is not termination. If a time limit truncates an episode, the return bootstraps from the value of the final
-observation, which is not in any row. Pass ``time_outs``, a mask of such ends, and ``final_values``, the values of the
-final observations. Without these arguments, every end counts as a termination (Pardo et al., "Time limits in
-reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: code 2 without a
-time-out and a final value raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code, on a GPU),
-V' is NaN at such a row.
+observation, which is not in any row. Therefore pass ``time_outs``, a mask of the truncated ends, and ``final_values``,
+the values of the final observations. Without these arguments, every end counts as a termination (Pardo et al., "Time
+limits in reinforcement learning", ICML 2018). Code 2 (truncated) in ``dones`` never counts as a termination: code 2
+without a time-out and a final value raises ConfigError. If the codes cannot be read (in ``jax.jit``, in compiled code,
+on a GPU), V' is NaN at a row with code 2 and no time-out.
 
 In the formulas, d_t is 1 where row t ends an episode, and V'_t is the value of the observation to which row t leads:
 
@@ -39,13 +39,13 @@ Array = Any
 
 
 class Outgoing(NamedTuple):
-    """Arguments for the functions of this module, converted from rows of alignment "arrived"; the arrays have one row
-    less.
+    """Arguments for the functions of this module, converted from rows of alignment "arrived". The arrays have one row
+    less than the original rows.
 
     Attributes:
         rewards, values, dones, last_values, time_outs, final_values: See ``gae``.
-        valid: Whether a row is a transition. A row with a final observation is not a transition: its results have no
-            meaning and do not affect other rows.
+        valid: Whether each row is a transition. A row whose observation is the last of its episode is not a transition:
+            its results have no meaning and do not affect other rows.
     """
 
     rewards: Array
@@ -60,9 +60,9 @@ class Outgoing(NamedTuple):
 def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     """Convert rows of alignment "arrived", as in stores, to transitions.
 
-    The reward and done of row t+1 belong to the transition that leaves row t: three rows that were reached with rewards
-    ``[0, 1, 2]`` become two transitions with rewards ``[1, 2]``. In this alignment final observations are rows, so
-    truncated episodes need no further arguments: ``transitions = outgoing(...)._asdict(); valid =
+    The reward and done of row t+1 belong to the transition that leaves row t: three rows with the rewards ``[0, 1, 2]``
+    become two transitions with the rewards ``[1, 2]``. In the alignment "arrived", final observations are stored as
+    rows, so truncated episodes need no further arguments: ``transitions = outgoing(...)._asdict(); valid =
     transitions.pop("valid"); gae(**transitions, discount=0.99, lam=0.95)``.
 
     Args:
@@ -95,7 +95,7 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
 def following_values(
     rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
 ) -> tuple[Array, Array]:
-    """Return where episodes end, and V', the value of the state after each row.
+    """Return where episodes end, and V', the value of the observation to which each row leads.
 
     Example: three rows, the second of which ends an episode, with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last
     value 8. V' is ``[6, 0, 8]``: the next row's value, or 0 after the end of the episode. If the end is a time-out
@@ -188,9 +188,9 @@ def check_array(name: str, values: Array) -> None:
 
 
 def check_factors(rewards: Array, **factors: float | Array) -> None:
-    """Raise SchemaError unless each factor, such as ``discount``, is a number or has the shape of the rewards.
+    """Raise SchemaError unless each factor, such as ``discount``, is a number or has the same shape as the rewards.
 
-    NumPy would broadcast factors ``[T, N, 1]`` along another axis, and factors ``[N]`` along time.
+    Without this check, NumPy would broadcast factors of other shapes, for example factors ``[N]`` along the time axis.
     """
     for name, factor in factors.items():
         if getattr(factor, "shape", ()):
@@ -204,7 +204,7 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...], *, shared: b
         name: The name of the values in the message.
         values: ``[T, ...]``.
         expected: The shape of the rewards.
-        shared: Whether ``[T, N, 1]`` is allowed with rewards ``[T, N, K]``.
+        shared: Whether values ``[T, N, 1]`` are allowed if the rewards are ``[T, N, K]``.
     """
     check_array(name, values)
     wanted, found = tuple(expected), tuple(values.shape)
@@ -225,9 +225,10 @@ def _is_known(values: Array) -> bool:
 
 
 def _put(values: Array, where: Array, others: Array | float) -> Array:
-    """Return ``others`` where ``where`` is True, else ``values``; may modify ``values``.
+    """Return an array with the elements of ``others`` where ``where`` is True, and of ``values`` elsewhere; ``values``
+    may be modified.
 
-    Values are selected, not multiplied, so values that are not selected may be NaN.
+    Elements are selected, not multiplied by 0 or 1, so elements that are not selected may be NaN.
     """
     if isinstance(values, np.ndarray):
         # In place: allocating new memory of this size costs more than the copy.
@@ -238,7 +239,9 @@ def _put(values: Array, where: Array, others: Array | float) -> Array:
 
 
 class Recurrence(Protocol):
-    """Computes x_t = terms_t + decays_t x_{t+1} for t = T-1, ..., 0, with x_T = last; ``[T, ...]``."""
+    """A function that computes x_t = terms_t + decays_t x_{t+1} for t = T-1, ..., 0, with x_T = last; the result is
+    ``[T, ...]``.
+    """
 
     def __call__(self, terms: Array, decays: Array, last: Array) -> Array: ...  # noqa: D102
 
@@ -292,13 +295,14 @@ def gae(
     Args:
         rewards: Floating ``[T, ...]``.
         values: V, ``[T, ...]``.
-        dones: Nonzero where an episode ends, ``[T, ...]`` of any dtype; 2 where a time limit ended the episode.
+        dones: Nonzero in the last row of an episode, ``[T, ...]`` of any dtype; 2 if a time limit ended the episode.
         last_values: V of the observations after the last row, ``[...]``.
         discount: A number, or a number for each row, ``[T, ...]``.
         lam: A number, or a number for each row; 1 gives Monte Carlo advantages, 0 one-step advantages.
-        time_outs: Whether an end is a truncation, bool ``[T, ...]``; only together with ``final_values``.
-        final_values: V of the final observations of truncated episodes, ``[T, ...]``; only rows with a time-out are
-            read.
+        time_outs: Whether the episode is truncated at a row, bool ``[T, ...]``; pass ``time_outs`` only together with
+            ``final_values``.
+        final_values: V of the final observations of truncated episodes, ``[T, ...]``; only elements at rows with a
+            time-out are read.
         recurrence: The function that computes the sums along time.
 
     Returns:
@@ -338,7 +342,7 @@ def lambda_returns(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> Array:
-    """Compute lambda-returns, which are weighted means of n-step returns for all n.
+    """Compute lambda-returns: weighted means of the n-step returns for all n.
 
     G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) if the episode continues, with G_T = V_T; G_t = r_t + discount
     V'_t if the episode ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
@@ -386,8 +390,8 @@ def n_step_returns(
         SchemaError, ConfigError: See ``gae``; ConfigError also for an ``n`` below 1.
 
     Example:
-        With n of 2: the first return is 1 + 0.5 * 2 + 0.25 * 8, the second 2 + 0.5 * 4 + 0.25 * 16; the last row has
-        only one step, 4 + 0.5 * 16.
+        With ``n=2``, the first return is 1 + 0.5 * 2 + 0.25 * 8, and the second return is 2 + 0.5 * 4 + 0.25 * 16; the
+        last return has only one step: 4 + 0.5 * 16.
 
         >>> import numpy as np
         >>> from mouse_core.rollouts import n_step_returns
@@ -424,7 +428,7 @@ def discounted_returns(
 
     Args:
         rewards, dones, discount, time_outs, final_values, recurrence: See ``gae``.
-        last_values: Value of the observations after the last row, ``[...]``; by default 0.
+        last_values: Values of the observations after the last row, ``[...]``; by default 0.
 
     Returns:
         G, ``[T, ...]``.
@@ -456,7 +460,8 @@ def vtrace(
     final_values: Array | None = None,
     recurrence: Recurrence = backward,
 ) -> tuple[Array, Array]:
-    """Compute V-trace targets and advantages for a policy from rollouts of another policy.
+    """Compute V-trace targets and advantages for a policy (the learning policy) from rollouts of another policy (the
+    acting policy).
 
     delta_t = min(clip_rho, ratio_t) (r_t + discount V'_t - V_t);  c_t = lam min(clip_c, ratio_t);
     v_t - V_t = delta_t + discount c_t (1 - d_t) (v_{t+1} - V_{t+1}), with v_T = V_T;
@@ -465,12 +470,13 @@ def vtrace(
 
     Args:
         rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: See ``gae``.
-        ratios: Probability of the action under the learning policy, divided by its probability under the acting policy,
-            ``[T, ...]``.
+        ratios: The probability of the action under the learning policy, divided by its probability under the acting
+            policy, ``[T, ...]``.
         lam: A number, or a number for each row.
-        clip_rho: The largest importance weight of a temporal difference; ``clip_rho`` determines the policy whose
+        clip_rho: The largest importance weight of a temporal difference; ``clip_rho`` determines for which policy the
             values are learned.
-        clip_c: The largest trace weight of later temporal differences; ``clip_c`` determines the speed of learning.
+        clip_c: The largest weight by which later temporal differences are multiplied; ``clip_c`` affects the speed of
+            learning.
         clip_pg_rho: The largest importance weight of an advantage.
 
     Returns:
@@ -494,11 +500,12 @@ def vtrace(
 def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = False) -> Array:
     """Return (A - mean) / (std + eps), where mean and std are computed over all elements; std divides by n - 1.
 
-    Mean and standard deviation are computed in double precision if the device supports it. A single element gives 0.
+    Mean and standard deviation are computed in double precision if the device supports it. For a single element the
+    result is 0.
 
     Args:
         advantages: Floating ``[...]``.
-        eps: The number added to std, which keeps the quotient finite if all elements are equal.
+        eps: The number that is added to std, so that the quotient is finite if all elements are equal.
         by_component: Whether mean and standard deviation are computed separately for each index of the last axis.
 
     Returns:
@@ -521,7 +528,7 @@ def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = Fal
 
 
 def _going_on(ended: Array, like: Array) -> Array:
-    """Return 1 - d (1 where the episode continues), in the dtype of ``like``."""
+    """Return 1 - d, which is 1 where the episode continues and 0 where it ends, in the dtype of ``like``."""
     return namespace(like).astype(~ended, like.dtype)
 
 
@@ -530,7 +537,7 @@ def _nothing(rows: Array) -> Array:
 
 
 def _lacks_float64(values: Array) -> bool:
-    """Return whether the device of ``values`` has no double precision."""
+    """Return whether the device of ``values`` does not support double precision."""
     if is_tensor(values):
         return bool(values.device.type == "mps")
     return not isinstance(values, np.ndarray) and is_jax_array(values)

@@ -1,4 +1,4 @@
-"""RolloutStorage: the steps of many environments in time-major arrays."""
+"""RolloutStorage, which stores the steps of many environments in time-major arrays."""
 
 from __future__ import annotations
 
@@ -53,24 +53,26 @@ class RolloutStorage:
 
     Rows have the alignment "outgoing": the action, reward and done of row t belong to the transition that leaves the
     observation of row t. Fill the storage with ``add_transitions``, call ``compute_returns``, read mini-batches, call
-    ``clear()``, and begin again. ``storage["name"]`` or ``storage.name`` is the array of a field, without a copy: the
-    next rollout overwrites this array.
+    ``clear()``, and begin again. ``storage["name"]`` or ``storage.name`` returns the array of a field without a copy,
+    so the next rollout overwrites this array.
 
     Args:
         num_envs: The number of environments, N.
         num_transitions_per_env: The number of steps, T.
-        fields: For each field name, a ``RolloutField`` or a shape of float32 values. Rewards and dones always exist. A
-            field ``values`` adds ``returns`` and ``advantages``. A field with one number for each row is stored as
-            ``[T, N, 1]``. Rewards and values of the shape ``(K,)`` give returns and advantages ``[T, N, K]``.
+        fields: For each field name, a ``RolloutField`` or a shape of float32 values. Rewards and dones always exist. If
+            there is a field ``values``, the storage also has ``returns`` and ``advantages``. A field with one number
+            for each row is stored as ``[T, N, 1]``. Rewards and values of the shape ``(K,)`` give returns and
+            advantages ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
-        amp_cfg: A dict of two functions; mini-batches contain the outputs of both for the previous observation of each
-            row: ``amp_obs_extractor(obs)`` and ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or
-            ``(state, mask)``. Both extractors are called with all rows, ``[T * N, ...]``.
+        amp_cfg: A dict of two functions, ``amp_obs_extractor(obs)`` and ``amp_ref_obs_extractor((ref_obs, mask))``; the
+            second function returns a state or ``(state, mask)``. Mini-batches contain the outputs of both functions for
+            the previous observation of each row. Both extractors are called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
         hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
             more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
-        validate: Whether non-finite numbers, unknown done codes and integers that do not fit raise DataError. None:
-            True on the CPU, False on other devices, because the check waits for all queued work.
+        validate: Whether non-finite numbers, unknown done codes, and integers that the field's dtype cannot represent
+            raise DataError. None: True on the CPU and False on other devices, because there the check would wait for
+            all queued work.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -172,10 +174,10 @@ class RolloutStorage:
 
         Args:
             transition: Arrays ``[N, ...]`` by name; a field with one number for each environment may be ``[N]`` or
-                ``[N, 1]``. A field with a mask may be ``(data, mask)``; if only data is passed, it is available in all
-                environments. ``hidden_states`` is ``(actor, critic)``, the states *before* the step: each an array, a
-                tuple of arrays (LSTM), or None. If the first rows have None and later rows have states, None means
-                zeros.
+                ``[N, 1]``. A field with a mask may be ``(data, mask)``; if only ``data`` is passed, the field is
+                available in all environments. ``hidden_states`` is ``(actor, critic)``, the states *before* the step;
+                each state is an array, a tuple of arrays (LSTM), or None. If the first rows have None and later rows
+                have states, the states of the first rows are zeros.
 
         Raises:
             RolloutFullError: The storage is full (the error is also an OverflowError).
@@ -203,8 +205,8 @@ class RolloutStorage:
         self._version += 1
 
     def clear(self) -> None:
-        """Remove all rows and begin a new rollout. The epoch count continues, so the order of rows differs in every
-        epoch.
+        """Remove all rows and begin a new rollout. The count of epochs is not reset, so every epoch has a different
+        order of rows.
         """
         self._step = 0
         self._computed = False
@@ -268,11 +270,12 @@ class RolloutStorage:
         hidden_axis: int | None = None,
         validate: bool | None = None,
     ) -> Self:
-        """Create a storage with the fields of motion imitation; fields that are not configured are None.
+        """Create a storage with the fields of motion imitation; the attributes of fields that are not configured are
+        None.
 
         Args:
             training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
-            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate: See the class.
+            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate: See ``RolloutStorage``.
             obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape: See
                 ``motion_mimic_fields``.
             apply_dagger_actions, rnd_state_shape: See ``motion_mimic_fields``.
@@ -307,15 +310,15 @@ class RolloutStorage:
             lam: The lambda of the estimator, in ``[0, 1]``.
             normalize_advantage: Whether advantages are normalised to mean 0 and standard deviation 1 over all rows;
                 components of vectors are normalised separately.
-            time_outs: Whether an end is a truncation, bool ``[T, N, 1]`` or ``[T, N]``; only together with
-                ``final_values``.
-            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``, for
-                vectors ``[T, N, K]``; only rows with a time-out are read.
+            time_outs: Whether the episode is truncated at a row, bool ``[T, N, 1]`` or ``[T, N]``; pass ``time_outs``
+                only together with ``final_values``.
+            final_values: Values of the final observations of truncated episodes, ``[T, N, 1]`` or ``[T, N]``, or ``[T,
+                N, K]`` for vector values; only elements at rows with a time-out are read.
 
         Raises:
             RolloutError: The rollout is not full.
-            ConfigError: A number is out of range, only one of ``time_outs`` and ``final_values`` is given, or both are
-                missing although a done code is 2 (truncated).
+            ConfigError: A number is out of range, only one of ``time_outs`` and ``final_values`` is given, or a done
+                code is 2 (truncated) and both are missing.
             SchemaError, DataError: A shape is wrong, a needed value is not finite, or a time-out is set where no
                 episode ends. After each of these errors the storage is unchanged.
         """
@@ -346,21 +349,21 @@ class RolloutStorage:
         drop_last: bool = False,
         histories: Mapping[str, int] | None = None,
     ) -> Iterator[MiniBatch]:
-        """Return mini-batches of rows: every row once in each epoch, in a new order.
+        """Return mini-batches of rows; each epoch contains every row once, in a new order.
 
         Args:
             num_mini_batches: Number of mini-batches in an epoch.
             num_epochs: Number of passes over the rollout.
-            drop_last: Whether remaining rows, which differ in each epoch, are dropped so that all mini-batches have the
-                same size; otherwise the first mini-batches have one additional row.
-            histories: The number of frames H by field, for fields whose last H frames are also delivered.
+            drop_last: Whether the rows that remain after a division into mini-batches of equal size are dropped (in
+                each epoch different rows); otherwise the first mini-batches have one additional row.
+            histories: A dict from field to a number of frames H; mini-batches also contain the last H frames of these
+                fields.
 
         Returns:
-            An iterator over ``num_mini_batches * num_epochs`` mini-batches, each of which unpacks into 18 parts;
-            see ``MiniBatch``.
+            An iterator over ``num_mini_batches * num_epochs`` mini-batches; see ``MiniBatch``.
 
         Raises:
-            RolloutError: The rollout is not full or has no returns; or during iteration, the rollout was changed.
+            RolloutError: The rollout is not full or has no returns, or the rollout was changed during the iteration.
             ConfigError: An argument is out of range, the storage is for distillation, or a history's field is unknown.
         """
         self._check_readable("mini_batch_generator", num_epochs)
@@ -378,16 +381,17 @@ class RolloutStorage:
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, drop_last: bool = False, shuffle: bool = False
     ) -> Iterator[MiniBatch]:
-        """Return mini-batches of padded trajectories: every environment once in each epoch, split at ends of episodes.
+        """Return mini-batches of padded trajectories; each epoch contains every environment once, split at the ends of
+        episodes.
 
         The policy's inputs are ``[T, K, ...]``, with ``masks`` and the hidden states at the starts of trajectories. The
-        training targets are ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` converts the output to that
-        shape.
+        training targets are ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` converts the policy's output
+        to that shape.
 
         Args:
-            num_mini_batches, num_epochs: As in ``mini_batch_generator``.
-            drop_last: Whether remaining environments are dropped; otherwise the first mini-batches have one additional
-                environment.
+            num_mini_batches, num_epochs: See ``mini_batch_generator``.
+            drop_last: Whether the environments that remain after a division into mini-batches of equal size are
+                dropped; otherwise the first mini-batches have one additional environment.
             shuffle: Whether the environments are in a new random order in each epoch; otherwise in ascending order.
 
         Raises:
@@ -409,11 +413,11 @@ class RolloutStorage:
         Returns:
             An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
             (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays ``[N,
-            ...]``, which are views of the storage. Without privileged observations, the tuple has the observations in
-            their place.
+            ...]``, which are views of the storage. If there are no privileged observations, the tuple contains the
+            observations in their place.
 
         Raises:
-            RolloutError: The rollout is not full; or during iteration, the rollout was changed.
+            RolloutError: The rollout is not full, or the rollout was changed during the iteration.
             ConfigError: The storage is for reinforcement learning.
         """
         self._check_full("generator")
@@ -441,14 +445,15 @@ class RolloutStorage:
     # ------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, a dict of integers, which determines the order of rows in later mini-batches.
+        """Return the state, a dict of integers; it determines the order of rows in later mini-batches.
 
-        The state has no rows: a resumed rollout begins with an empty storage.
+        The state does not contain rows: after a restart, a rollout begins with an empty storage.
         """
         return {name: int(getattr(self, name)) for name in _STATE_KEYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore seed and epoch count from ``state``, so that the next epoch follows the saved epochs.
+        """Restore the seed and the count of epochs from ``state``, so that the next epoch continues after the saved
+        epochs.
 
         Raises:
             StateError: The state belongs to a storage of another size, or is damaged; the storage is unchanged.
@@ -484,8 +489,8 @@ class RolloutStorage:
     def _read(
         self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
     ) -> Iterator[MiniBatch]:
-        """Yield the mini-batches of ``num_epochs`` epochs; ``take`` creates a mini-batch from indices of rows or
-        environments, ``0 <= index < count``.
+        """Yield the mini-batches of ``num_epochs`` epochs; ``take`` is a function that creates a mini-batch from
+        indices of rows or environments, ``0 <= index < count``.
         """
         version = self._version
         for _ in range(num_epochs):

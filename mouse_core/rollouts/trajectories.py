@@ -1,10 +1,11 @@
-"""Episodes within a rollout: their starts, splitting and padding, and the history of a row.
+"""The episodes in a rollout: functions that find, split and pad episodes, and that return the history of a row.
 
 Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat index
-``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next episode. A trajectory is
-the part of an episode that lies in a rollout. Trajectories are ordered by environment, then by time.
+``t * N + n``. If ``dones`` is not 0 in row t, row t ends an episode, and row t+1 starts the next episode. A trajectory
+is the part of an episode that lies in a rollout. Trajectories are ordered by environment, then by time.
 
-The example of this module: T = 3 steps of N = 2 environments, and the episode of environment 0 ends with step 1.
+Example, to which the functions of this module refer: T = 3 steps of N = 2 environments, and an episode of environment 0
+ends with step 1.
 
     dones                flat indices     trajectories, as columns of flat indices
     env 0  env 1         env 0  env 1     K = 3: two of environment 0, one of environment 1
@@ -49,12 +50,12 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
     Args:
         dones: See ``episode_starts``.
-        num_trajectories: K. By default the number of trajectories in the rollout. Under ``jax.jit``, where this number
-            is unknown, pass a number that is large enough (``T * N`` always suffices); additional trajectories are
-            empty.
+        num_trajectories: K, by default the number of trajectories in the rollout. Under ``jax.jit``, this number is
+            unknown, so pass an upper limit (``T * N`` always suffices); additional trajectories are empty.
 
     Returns:
-        Flat row indices ``[T, K]``, arbitrary after a trajectory's end; and whether the row exists, bool ``[T, K]``.
+        Two arrays: flat row indices ``[T, K]``, which are arbitrary after a trajectory's end; and whether each row
+        exists, bool ``[T, K]``.
 
     Raises:
         SchemaError: See ``episode_starts``; also, outside of ``jax.jit``, if ``num_trajectories`` is too small.
@@ -88,7 +89,7 @@ def take_rows(values: Array, rows: Array, masks: Array) -> Array:
         masks: Whether the row exists, bool ``[A, B]``.
 
     Returns:
-        ``[A, B, ...]``, 0 (or False) where no row exists.
+        The values, ``[A, B, ...]``; 0 (or False) where no row exists.
     """
     xp = namespace(values)
     flat = xp.reshape(values, (-1, *values.shape[2:]))
@@ -107,7 +108,8 @@ def split_and_pad_trajectories(
         num_trajectories: See ``trajectory_rows``.
 
     Returns:
-        Trajectories ``[T, K, ...]``, 0 after their ends; and masks bool ``[T, K]``, True where a row exists.
+        Two arrays: trajectories ``[T, K, ...]``, with zeros after a trajectory's end; and masks, bool ``[T, K]``, which
+        are True where a row exists.
 
     Raises:
         SchemaError, ConfigError: Shapes do not match; see also ``trajectory_rows``.
@@ -126,7 +128,7 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
     Args:
         padded: Padded trajectories, ``[T, K, ...]``.
         masks: Whether each row exists, bool ``[T, K]``.
-        num_envs: N. By default computed from the number of rows, which is unknown under ``jax.jit``.
+        num_envs: N. By default, N is computed from the number of existing rows, which is unknown under ``jax.jit``.
 
     Returns:
         ``[T, N, ...]``.
@@ -161,8 +163,8 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
 def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]:
     """Return the history of rows: each row and the rows before it in its episode.
 
-    In the module's example, the history of row 5 with H = 3 is ``[1, 3, 5]``. Row 4 begins an episode: its history is
-    ``[4, 4, 4]``, of which only the last row exists.
+    In the module's example, the history of row 5 with H = 3 is ``[1, 3, 5]``. Row 4 begins an episode, so its history
+    is ``[4, 4, 4]``, in which only the last element is an existing row.
 
     Args:
         rows: Flat row indices ``[B]``.
@@ -170,8 +172,8 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
         length: H, at least 1.
 
     Returns:
-        Flat row indices ``[B, H]``, oldest first and ``rows`` last; and whether each row exists, bool ``[B, H]``. A
-        missing row is replaced by the first row of the episode in this rollout.
+        Two arrays: flat row indices ``[B, H]``, the oldest first and ``rows`` last; and whether each row exists, bool
+        ``[B, H]``. A missing row is replaced by the first row of the episode in this rollout.
     """
     xp = namespace(rows)
     is_start = xp.reshape(starts, (-1,))
@@ -189,7 +191,7 @@ def _arange(xp: Any, values: Array, count: int) -> Array:
 
 
 def _as_known(name: str, number: Array) -> int:
-    """Return a number that determines a shape as an int."""
+    """Convert ``number``, which determines a shape, to an int."""
     try:
         return int(number)
     except TypeError as error:  # jax.jit traces the number

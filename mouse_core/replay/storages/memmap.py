@@ -68,7 +68,7 @@ _MOST = 1 << 40  # the upper limits of rows and of bytes (a terabyte)
 
 
 def lengthen(path: Path, nbytes: int) -> None:
-    """Extend a file to at least ``nbytes`` bytes, and allocate these bytes on the disk; raises StorageError if the disk
+    """Extend a file to at least ``nbytes`` bytes, and allocate these bytes on the disk. Raise StorageError if the disk
     is full.
     """
     with storing(f"file {path}"), open(path, "ab") as file:
@@ -104,17 +104,17 @@ def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Counters(NamedTuple):
-    """The counters in the head, which change together.
+    """The counters in the head; all counters change in one atomic update.
 
     Args:
         written: Number of rows ever appended.
-        changes: Number of changes of rows, not counting appends.
+        changes: Number of changes to rows, not counting appends.
         allocated: Number of rows that fit into the files.
         generation: The number ``G`` in the names of the files that hold the rows.
         end: Number of bytes of ragged values ever written.
         room: Size in bytes of the ring of ragged values.
-        summed: The rows numbered ``0 .. summed - 1`` have checksums.
-        first: The number of the oldest row that is still in the files.
+        summed: Number of rows, counted from row 0, that have checksums: the rows ``0 .. summed - 1``.
+        first: The index, in the order of writing, of the oldest row that is still in the files.
     """
 
     written: int = 0
@@ -134,7 +134,8 @@ class Head:
         path: The path of the file.
         capacity: Capacity in rows; None: the capacity in the file.
         ndim: 1 or 2.
-        outgoing: 1 for "outgoing" rows, 0 for "arrived" rows; None: the value in the file, or 1 for a new file.
+        outgoing: 1 for rows of the alignment "outgoing", 0 for "arrived"; None: the value in the file, or 1 for a new
+            file.
 
     Raises:
         ConfigError: The file belongs to a storage of another size, ``ndim`` or alignment; or the file is missing and
@@ -146,7 +147,9 @@ class Head:
     """Whether the journal contains an unfinished change in place."""
 
     making = Word(_MAKING)
-    """Whether temporary files are being written or removed; if the process dies, the files remain."""
+    """Whether a process is writing or removing temporary files. If the process dies, the word stays set and the files
+    remain.
+    """
 
     synced = Word(_SYNCED)
     """The number of written rows that are known to be on disk."""
@@ -155,7 +158,7 @@ class Head:
     """Whether all rows and this word are on disk, and nothing was written since."""
 
     boot = Word(_BOOT)
-    """Identity of the machine's boot during which rows were last checked."""
+    """The identity of the machine's boot (start of the system) during which rows were last checked."""
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
         self.path = path
@@ -183,7 +186,7 @@ class Head:
             )
 
     def _check(self, path: Path) -> None:
-        """Raise StateError for an invalid head."""
+        """Raise StateError if the content of the head file is invalid."""
         magic, capacity, ndim, *flags = self.words[: _MAKING + 1].tolist()
         if magic in (_MAGIC + (step << 56) for step in range(1, 10 - _FORMAT)):
             expected = f"expected a MemmapStorage of format {_FORMAT}"
@@ -205,16 +208,16 @@ class Head:
 
     @property
     def written(self) -> int:
-        """The value of ``now().written``, read without the other counters, which is faster."""
+        """The value of ``now().written``; reading only this counter is faster than ``now()``."""
         return self.words[_COPIES[self.words[_WHICH]]]
 
     @property
     def changes(self) -> int:
-        """The value of ``now().changes``, read without the other counters, which is faster."""
+        """The value of ``now().changes``; reading only this counter is faster than ``now()``."""
         return self.words[_COPIES[self.words[_WHICH]] + 1]
 
     def commit(self, now: Counters) -> None:
-        """Replace the counters."""
+        """Replace all counters by ``now``."""
         other = 1 - self.words[_WHICH]
         for place, number in enumerate(now, _COPIES[other]):
             self.words[place] = number
@@ -229,7 +232,7 @@ def _shown(capacity: int, ndim: int, outgoing: int) -> tuple[Any, ...]:
 
 
 def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
-    """Return the schema of a row; None before the first row.
+    """Return the schema of a row; None if no row was written yet.
 
     Raises:
         StateError: The file is damaged or missing, or the counters contradict the schema.
@@ -256,8 +259,8 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
 
 
 def num_places(schema: RowSchema, capacity: int) -> int:
-    """Return the number of places for rows: more than the capacity, so that a new row does not overwrite a row in
-    use.
+    """Return the number of places for rows in the files. It is larger than the capacity, so that a new row does not
+    overwrite a row in use.
     """
     held, row = schema.whole_steps(capacity), sum(block.raw.itemsize for block in blocks_of(schema))
     steps = -(-min(held, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
@@ -286,7 +289,7 @@ def read_journal(
         folder: The folder of the storage.
         memory: The rows of the storage.
         rows: Number of rows in ``memory``.
-        sum_of: Function that returns the checksum of the ragged values to which rows refer.
+        sum_of: A function that takes rows and returns the checksum of the ragged values to which the rows refer.
 
     Raises:
         StateError: The journal is damaged or missing, or does not match the rows in ``memory`` or the ragged values.
@@ -326,7 +329,7 @@ class MappedValues(Values):
         self._generation: int | None = None
 
     def at(self, now: Counters) -> MappedValues:
-        """Map the current file."""
+        """Map the file that ``now`` describes."""
         if (self._generation, self.nbytes) != (now.generation, now.room):
             if self._generation != now.generation:
                 self._begin = 0
@@ -338,7 +341,7 @@ class MappedValues(Values):
     def kept(
         self, schema: RowSchema, arrays: Sequence[Any], now: Counters, refs: Callable[[], Sequence[Refs]]
     ) -> tuple[Sequence[npt.NDArray[Any]], Counters]:
-        """Write values with ``keep``; return its result and the updated counters."""
+        """Write values with ``keep``; return the result of ``keep`` and the updated counters."""
         if not schema.varying:
             return arrays, now
         rows = self.at(now).keep(schema, arrays, refs)
@@ -354,7 +357,7 @@ class MappedValues(Values):
         return now if self.nbytes == now.room else now._replace(room=self.nbytes)
 
     def checksum(self, schema: RowSchema, rows: Sequence[Refs], now: Counters) -> int:
-        """Return the checksum of all ragged values of ``rows``, a result of ``kept``."""
+        """Return the checksum of all ragged values of ``rows``; ``rows`` is a result of ``kept``."""
         if not schema.varying:
             return 0
         kinds = zip(rows, schema.fields.values(), strict=True)
@@ -377,10 +380,11 @@ class MappedValues(Values):
 
 
 class RowSums:
-    """The checksums of rows: for each file, XXH3 of the row's bytes with the row's number as seed.
+    """The checksums of rows: for each row and each file, the XXH3 hash of the row's bytes, with the row's index in the
+    order of writing as seed.
 
-    Because the seed is the row's number, a row that was stored in the place of another row is also detected. Callers
-    hold the folder's lock and call ``at`` first.
+    Because of this seed, a row that was stored in the place of another row is also detected. Callers hold the folder's
+    lock and call ``at`` first.
     """
 
     def __init__(self) -> None:
@@ -405,13 +409,13 @@ class RowSums:
         self._mark_read(places)
 
     def wrong(self, places: Slots, numbers: Slots) -> npt.NDArray[np.bool_]:
-        """Return which stored checksums differ from the checksums of the rows, bool ``[n, files]``."""
+        """Return whether each stored checksum differs from the checksum of the row's bytes, bool ``[n, files]``."""
         wrong: npt.NDArray[np.bool_] = self._sums[places] != self._of(places, numbers)
         return wrong
 
     def watch(self, places: Slots, total: int) -> None:
-        """Request that ``check`` checks the rows at the given places, of ``total`` places, when these rows are next
-        read.
+        """Mark the rows at the given places, so that ``check`` compares these rows with their checksums when they are
+        next read. ``total`` is the number of all places.
         """
         self._unread = None
         if len(places):
@@ -419,13 +423,14 @@ class RowSums:
             self._unread[places] = True
 
     def check(self, places: Slots, numbers: Callable[[Slots], Slots], summed: int) -> None:
-        """Raise StateError, naming row and file, if a watched row differs from the written row.
+        """Raise StateError, naming the row and the file, if the checksum of a row marked by ``watch`` is wrong.
 
         Args:
             places: Places of the rows to read.
-            numbers: A function that returns the numbers of the rows at given places.
-            summed: The number of the first row without a checksum. Later rows have no checksums either, because they
-                were written after the files were opened.
+            numbers: A function that takes places and returns the indices, in the order of writing, of the rows at these
+                places.
+            summed: The index of the first row without a checksum. Later rows also have no checksums, because they were
+                written after the files were opened.
         """
         if self._unread is None:
             return
@@ -461,7 +466,9 @@ class RowSums:
         return np.array(found, np.uint64).T
 
     def _values_of(self, refs: list[Refs], row: int) -> bytes:
-        """Return the concatenated ragged values of a row; empty if damaged references point outside the file."""
+        """Return the concatenated ragged values of a row. The result is empty if damaged references point outside the
+        file.
+        """
         with suppress(DataError):
             return b"".join(value.tobytes() for column in refs for value in self._values.read(column[row]))
         return b""
@@ -476,34 +483,37 @@ class MemmapStorage(RowStorage):
     """A storage of rows that are nested dicts or tuples of arrays, in mapped files that several processes may write and
     read.
 
-    A lock lets one process at a time write. A row is complete or absent, even if its writer is killed during the write.
-    New rows are written to unused places (the files have a few more places than ``capacity``), and are counted only
-    when they are complete. A change in place is written to a journal first; after a crash, the next process completes
-    the change.
+    A lock ensures that only one process at a time writes. A row is complete or absent, even if the writing process is
+    killed during the write. New rows are written to unused places (the files have a few more places than ``capacity``),
+    and are counted only when they are complete. A change in place is written to a journal first; after a crash, the
+    next process completes the change.
 
-    The files have about the size of the data, and exactly this size after ``close()``. A full disk raises StorageError
-    before a row is written. Priorities are not shared.
+    The files are about as large as the data, and exactly as large as the data after ``close()``. A full disk raises
+    StorageError before a row is written. Priorities are not shared.
 
     As soon as a write returns, its rows survive a crash of the process. ``flush()`` and ``close()`` compute the
     checksums of all rows. ``sync`` determines which rows with checksums survive a crash of the machine:
 
     - ``"none"``: no call waits for the disk. After a power cut, only the rows that had reached the disk remain.
-    - ``"flush"``: all rows that were written before ``flush()`` or ``close()`` returned survive. A crash of the machine
-      loses the later rows, and an equal number of the oldest rows, whose places the later rows took.
+    - ``"flush"``: all rows that were written before ``flush()`` or ``close()`` returned survive. After a crash of the
+      machine, the later rows are lost, and also an equal number of the oldest rows, whose places the later rows had
+      overwritten.
     - ``"append"``: every write is flushed.
 
-    After opening, each row is compared with its checksum when it is first read. If the machine was restarted and not
-    all rows are known to be on disk, opening compares all rows: undamaged rows up to the last checksum are kept, and a
-    warning counts the lost rows.
+    After the storage is opened, each row is compared with its checksum when the row is first read. If the machine was
+    restarted and not all rows are known to be on disk, all rows are compared when the storage is opened. Undamaged rows
+    up to the last row with a checksum are kept, and a warning gives the number of lost rows.
 
     Args:
         capacity: The largest number of rows; see ``ArrayStorage``. None: the capacity of the storage at ``path``.
-        path: A folder for this storage only, created if it is missing. An existing storage is opened with its rows.
+        path: A folder that contains only this storage; it is created if it is missing. A storage that already exists in
+            the folder is opened with its rows.
         ndim: 1, or 2 for ``[time, env]``.
         alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
             the observation. None: the alignment of the storage at ``path``, or "outgoing" for a new storage.
         ragged: Fields whose rows are arrays that can differ in length; see ``ArrayStorage``.
-        sync: When rows that this process writes are synced to the disk: "none", "flush" or "append".
+        sync: When rows that this process writes are synced to the disk: "none", "flush" or "append", as described
+            above.
 
     Raises:
         ConfigError: An argument is out of range, or the storage at ``path`` has another size, ``ndim`` or alignment.
@@ -559,7 +569,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def capacity(self) -> int:
-        """The capacity in rows; a multiple of the number of environments as soon as this number is known."""
+        """The capacity in rows; after the first write, a multiple of the number of environments."""
         return self._head.capacity - self._head.capacity % self.num_envs
 
     @property
@@ -594,17 +604,19 @@ class MemmapStorage(RowStorage):
 
     @property
     def synced(self) -> int:
-        """How many of the rows that any process ever appended are known to be on disk."""
+        """The number of rows, appended by any process, that are known to be on disk."""
         return min(self._head.synced, self._head.written)
 
     def lock(self) -> FileLock:
-        """Return the lock that the buffer holds during a draw and its gather; every method also takes it."""
+        """Return the lock that the buffer holds while it draws and gathers a batch; every method of the storage also
+        acquires this lock.
+        """
         return self._lock
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Append rows; a full ring overwrites its oldest rows. Raises StorageError if the disk is full."""
+        """Append rows; a full ring overwrites its oldest rows. Raise StorageError if the disk is full."""
         with self._lock:
             now = self._writing()
             schema, arrays, n = checked(rows, self._schema, one=one, ndim=self.ndim, ragged=self._ragged)
@@ -653,7 +665,7 @@ class MemmapStorage(RowStorage):
             checked(rows, self._schema, one=False, ndim=self.ndim, ragged=self._ragged)
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
+        """Overwrite the rows in ``slots`` with ``rows``; see ``Storage.put``."""
         with self._lock:
             now = self._writing()
             if self._schema is None:
@@ -708,7 +720,7 @@ class MemmapStorage(RowStorage):
             return self._memory.read(key, self._checked(places, now))
 
     def overwritten(self, key: FieldKey) -> npt.NDArray[Any]:
-        """Return a field of the overwritten rows that are still in the files, up to the oldest step in use; see
+        """Return a field of the overwritten rows that are still in the files, up to the oldest time step in use; see
         ``Storage``.
         """
         with self._lock:
@@ -757,7 +769,9 @@ class MemmapStorage(RowStorage):
             self._written()
 
     def close(self) -> None:
-        """Flush, shorten the files to the size of the data, and unmap them; the next use maps the files again."""
+        """Call ``flush``, shorten the files to the size of the data, and unmap the files; the next use of the storage
+        maps the files again.
+        """
         with self._lock:
             self.flush()
             now = self._catch_up()
@@ -777,7 +791,7 @@ class MemmapStorage(RowStorage):
     # ---------------------------------------------------------------------- the state of the folder
 
     def _catch_up(self) -> Counters:
-        """Read the changes of other processes, and complete the change of a process that died."""
+        """Read the changes that other processes made, and complete a change in place whose process died."""
         now = self._head.now()
         if self._schema is None:
             self._know(read_schema(self.path, self._head.capacity, now))
@@ -797,7 +811,9 @@ class MemmapStorage(RowStorage):
         return self._catch_up()
 
     def _recover(self) -> None:
-        """After a restart of the machine, keep the undamaged rows, up to the last row with a checksum."""
+        """After a restart of the machine, compare all rows with their checksums, and keep the undamaged rows up to the
+        last row with a checksum.
+        """
         before = self._head.now()
         schema = read_schema(self.path, self._head.capacity, before)
         if schema is None:
@@ -846,7 +862,9 @@ class MemmapStorage(RowStorage):
         return self._memory
 
     def _files(self, schema: RowSchema, now: Counters) -> dict[Path, int]:
-        """Return the files that hold the current rows, and the length of each file; without rows there are no files."""
+        """Return the files of the current rows, and the length of each file. The result is empty if there are no
+        rows.
+        """
         sizes = row_files(self.path, schema, now.generation) if now.allocated else {}
         files = {file: now.allocated * size for file, size in sizes.items()}
         return {**files, values_file(self.path, now.generation, now.room): now.room} if now.room else files
@@ -894,7 +912,7 @@ class MemmapStorage(RowStorage):
         return now._replace(summed=now.written)
 
     def _apply_journal(self) -> None:
-        """Apply the change in place that the journal contains; repeating the call has no effect."""
+        """Apply the change in place that the journal contains. A second call has no further effect."""
         now = self._head.now()
 
         def sum_of(columns: Sequence[Any]) -> int:
@@ -916,7 +934,7 @@ class MemmapStorage(RowStorage):
     # ---------------------------------------------------------------------- room for rows
 
     def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Counters) -> tuple[Columns, Counters]:
-        """Extend the files for ``n`` more rows; return the mapped memory and the counters. Raises StorageError if the
+        """Extend the files for ``n`` more rows; return the mapped memory and the counters. Raise StorageError if the
         disk is full.
         """
         now = self._lengthened(schema, now, now.written + n)
@@ -929,7 +947,9 @@ class MemmapStorage(RowStorage):
         return self._map(now, schema), now
 
     def _lengthened(self, schema: RowSchema, now: Counters, rows: int) -> Counters:
-        """Extend the files to ``rows`` rows, at most all places, and return the updated counters."""
+        """Extend the files to ``rows`` rows, or to the number of all places if this number is smaller; return the
+        updated counters.
+        """
         places = self._num_places or num_places(schema, self._head.capacity)
         rows = min(rows, places)
         if rows <= now.allocated:
@@ -960,7 +980,7 @@ class MemmapStorage(RowStorage):
         return now
 
     def _replace(self, now: Counters, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
-        """Write rows to new files, and make these files current."""
+        """Write rows to new files, and replace the current files by the new files."""
         self._head.making = True
         later = Counters(written, changes, 0, now.generation + 1, first=written - len(arrays[0]))
         try:
@@ -990,14 +1010,14 @@ class MemmapStorage(RowStorage):
         return (newest - (newest - slots) % self.capacity) % self._num_places
 
     def _numbers(self, places: Slots, now: Counters) -> Slots:
-        """Return the numbers of the rows at the given places. Example: with 6 places and 9 written rows, place 1 has
-        row 7.
+        """Return the index, in the order of writing, of the row at each place. Example: with 6 places and 9 written
+        rows, row 7 lies at place 1.
         """
         newest = now.written - 1
         return newest - (newest - places) % self._num_places
 
     def _checked(self, places: Slots, now: Counters) -> Slots:
-        """Compare the rows at the places with their checksums, and return the places."""
+        """Compare the rows at the given places with their checksums, and return the places."""
         self._values.at(now)
         self._sums.check(places, lambda some: self._numbers(some, now), now.summed)
         return places

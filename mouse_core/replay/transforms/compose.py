@@ -22,10 +22,10 @@ Array = Any
 
 @dataclass(frozen=True, init=False)
 class Compose:
-    """Applies transforms in order; written rows pass through the inverses in reverse order.
+    """Applies transforms to batches in order; the inverses are applied to written rows in reverse order.
 
     A ``Compose`` is a transform. If single transitions are drawn and a transform needs the steps after each transition
-    (``reach``), the buffer also reads these steps; these steps are removed after the last transform that needs them.
+    (``reach``), the buffer also reads these steps, and they are removed after the last transform that needs them.
 
     Args:
         transforms: Callables from a batch to a batch.
@@ -57,22 +57,22 @@ class Compose:
 
     @property
     def takes(self) -> Alignment | None:
-        """The alignment of the input, from the first transform that requires an alignment."""
+        """The alignment of the input: the alignment that the first transform with the attribute ``takes`` requires."""
         return next(iter(self._attributes("takes")), None)
 
     @property
     def alignment(self) -> Alignment | None:
-        """The alignment of the output; None: the alignment of the input."""
+        """The alignment of the output; None if it equals the alignment of the input."""
         return next(reversed(self._attributes("alignment")), None)
 
     @property
     def reach(self) -> int:
-        """The number of rows after each drawn row that all transforms together need."""
+        """How many rows after each drawn row all transforms together need."""
         return sum(self._attributes("reach"))
 
     @property
     def _gathering(self) -> list[int]:
-        """The positions of the transforms that have a ``gather``."""
+        """The positions of the transforms that have a method ``gather``."""
         return [at for at, step in enumerate(self.transforms) if getattr(step, "gather", None)]
 
     @property
@@ -89,8 +89,8 @@ class Compose:
 
     @property
     def done(self) -> FieldKey:
-        """The field that marks where episodes end, from the transforms with ``gather``; if there are none, from the
-        transforms with ``reach``.
+        """The field that marks where episodes end, as named by the transforms with ``gather``, or, if no transform has
+        ``gather``, by the transforms with ``reach``.
         """
         reaching = (at for at, step in enumerate(self.transforms) if getattr(step, "reach", 0))
         return next((getattr(self.transforms[at], "done", "done") for at in (*self._gathering, *reaching)), "done")
@@ -114,7 +114,7 @@ class Compose:
         return made
 
     def check_gather(self) -> None:
-        """Raise ConfigError if a transform gathers rows of a field that an earlier transform changes."""
+        """Raise ConfigError if a transform gathers stored values of a field that an earlier transform changes."""
         gathering = self._gathering
         looking = {*gathering, *map(int, self.watchers)}
         for number, other in enumerate(self.transforms[: max(looking, default=0)]):
@@ -133,7 +133,7 @@ class Compose:
                 )
 
     def __call__(self, batch: Any, key: Key | None = None) -> Any:
-        """Apply all transforms; each derives its own random numbers from ``key``.
+        """Apply all transforms; each transform derives its random numbers from ``key``.
 
         Raises:
             ConfigError: A transform draws random numbers and ``key`` is None, or a transform returned None.
@@ -172,7 +172,7 @@ class Compose:
 
 
 def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
-    """Return the alignment of a transform's output for rows of ``alignment``.
+    """Return the alignment of a transform's output if the input has the alignment ``alignment``.
 
     Raises:
         ConfigError: The transform needs rows of the other alignment.
@@ -213,7 +213,9 @@ def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
 
 
 def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
-    """Remove the following steps of ``count`` transitions from the batch; the fields ``single`` have none."""
+    """Remove the following steps of ``count`` transitions from the batch; the fields ``single`` have no following
+    steps.
+    """
 
     def first(key: FieldKey, values: Array) -> Array:
         if key in single or values.ndim < 2 or values.shape[0] != count:
@@ -239,9 +241,8 @@ class OnWrite:
         transform: A transform that returns the same number of rows and draws no random numbers.
 
     Raises:
-        ConfigError: The transform is not callable, draws random numbers, or has statistics of all rows (``VecNorm``);
-            or the transform is an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``, which already change written
-            rows.
+        ConfigError: The transform is not callable, draws random numbers, has statistics of all rows (``VecNorm``), or
+            already changes written rows (an ``OnWrite``, or a ``Cast`` or ``Apply`` with ``stored``).
         SchemaError: A single row is written by ``append``, or the transform returns another number of rows.
     """
 

@@ -37,13 +37,15 @@ Array = Any
 Path = tuple[str | int, ...]
 
 GATHERED = ("hindsight_goal", "hindsight_drawn", "hindsight_left")
-"""Fields with drawn goals for the rows of a batch, and with the mask of the rows that get a goal."""
+"""The names of the fields with the drawn goals of the rows of a batch, and with the mask of the rows that get a new
+goal.
+"""
 
 BEFORE = "frames before "
-"""Prefix of the names of fields with earlier frames, which ``CatFrames`` then stacks."""
+"""The prefix of the names of the fields with earlier frames; ``CatFrames`` stacks these frames."""
 
 BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "slice_id", "buffer_ids", *GATHERED})
-"""Fields that a sampler adds to a batch; they belong to a draw, not to a stored row."""
+"""The fields that a sampler adds to a batch; their values come from the draw, not from stored rows."""
 
 NEXT = "next"
 
@@ -64,7 +66,7 @@ def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
 
 
 def find_any(batch: Any, key: FieldKey) -> Array | None:
-    """Return a field, or a node above fields, or None."""
+    """Return a field or a node (a dict or tuple of fields); None if the batch has neither."""
     node = batch
     for name in path_of(key):  # missing fields are common, and creating an error that lists all fields is slow
         try:
@@ -96,7 +98,7 @@ def _with(node: Any, path: Path, values: Array) -> Any:
 
 
 def removed(batch: Any, key: FieldKey) -> Any:
-    """Return the batch without a field or node; a dict that becomes empty is also removed."""
+    """Return the batch without a field or node; a dict that becomes empty by the removal is also removed."""
     path = path_of(key)
     parent = find(batch, path[:-1])
     if not isinstance(parent, Mapping):
@@ -169,7 +171,7 @@ def on_host(values: Array) -> npt.NDArray[Any]:
 
 
 def runs(values: Array, steps: tuple[int, ...]) -> bool:
-    """Whether a field has a value for every step."""
+    """Whether a field has a value for each of the ``steps``."""
     return tuple(getattr(values, "shape", ())[:2]) == tuple(steps)
 
 
@@ -256,8 +258,8 @@ def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
-    """Add truncations to the codes where the trajectory number changes; return None if there are neither codes nor
-    trajectory numbers.
+    """Set the code 2 (truncated) at steps after which the trajectory number changes, and return the codes; None if
+    there are neither codes nor trajectory numbers.
     """
     for key in TRAJ_KEYS:
         ids = find_any(batch, key)
@@ -291,15 +293,16 @@ def beside(flags: Array, values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames fields, also to another nesting level; in written rows, the fields get their stored names again.
+    """Renames fields, also to another nesting level. Rows that are written under the new names are stored under the
+    stored names.
 
     Args:
-        names: New names by stored names: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
+        names: A dict from stored name to new name: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
 
     Raises:
         ConfigError: After renaming, two fields would have the same name.
         MissingFieldError: The batch lacks a field.
-        SchemaError: The batch already has a field of a new name.
+        SchemaError: The batch already has a field with one of the new names.
     """
 
     names: Mapping[FieldKey, FieldKey]
@@ -316,7 +319,7 @@ class Rename:
         return _renamed(batch, {old: (new, find(batch, old, where="Rename")) for old, new in self.names.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Return rows with the stored names; rows that already have the stored names are unchanged."""
+        """Return rows under the stored names; rows that already have the stored names are returned unchanged."""
         moved = {path_of(new) for new in self.names.values()}
         lacking = {new: old for old, new in self.names.items() if path_of(old) in moved or find_any(rows, old) is None}
         found = {new: (old, find_any(rows, new)) for new, old in lacking.items()}
@@ -350,7 +353,7 @@ class Select(_OfFields):
     """Keeps the fields ``keys`` and the sampler's fields (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
-        keys: Names of fields or of nodes; a node stands for all fields below it.
+        keys: The names of fields or of nodes; a node means all fields below the node.
 
     Raises:
         ConfigError: A name is invalid.
@@ -371,7 +374,7 @@ class Exclude(_OfFields):
     """Removes fields.
 
     Args:
-        keys: Names of fields or of nodes; a node stands for all fields below it.
+        keys: The names of fields or of nodes; a node means all fields below the node.
 
     Raises:
         ConfigError: A name is invalid.
@@ -388,19 +391,20 @@ class Exclude(_OfFields):
 
 @dataclass(frozen=True)
 class Cast:
-    """Converts dtypes. A value that does not fit raises DataError; floats may be rounded.
+    """Converts the dtypes of fields. A value that the new dtype cannot represent raises DataError; floats may be
+    rounded.
 
     Args:
-        dtypes: The dtype of delivered batches, by field.
-        stored: The dtype of stored rows, by field; rows are converted when they are written.
-        every: The delivered dtype by stored dtype, for all fields that ``dtypes`` does not name, except fields of the
-            sampler: ``{"float64": "float32"}``.
+        dtypes: A dict from field to the dtype of the field in delivered batches.
+        stored: A dict from field to the dtype of the field in stored rows; rows are converted when they are written.
+        every: A dict from stored dtype to delivered dtype, such as ``{"float64": "float32"}``, for all fields that
+            ``dtypes`` does not name, except fields of the sampler.
 
     Raises:
         ConfigError: A dtype is not numeric.
         MissingFieldError: The batch lacks a field.
-        DataError: A value does not fit; the message names the field. (Only for NumPy arrays; torch tensors are
-            converted unchecked.)
+        DataError: The new dtype cannot represent a value; the message names the field. (Raised only for NumPy arrays;
+            torch tensors are converted without this check.)
     """
 
     dtypes: Mapping[FieldKey, npt.DTypeLike] = field(default_factory=dict)
@@ -459,10 +463,10 @@ class Apply:
     ``mouse_core.statistics``.
 
     Args:
-        functions: A function for each field: it takes the field's array in a batch, ``[B, ...]`` or ``[B, S, ...]``,
+        functions: For each field, a function that takes the field's array in a batch, ``[B, ...]`` or ``[B, S, ...]``,
             and returns an array with the same number of rows.
-        stored: For each field, a function that converts written rows: one row of ``append`` (without a first axis) or
-            many rows of ``extend``.
+        stored: For each field, a function that converts the field of written rows: one row from ``append`` (without a
+            first axis) or many rows from ``extend``.
 
     Raises:
         ConfigError: A name is invalid, or a function is not callable.
@@ -493,7 +497,7 @@ class Apply:
         return replaced(batch, {key: _applied(batch, key, function) for key, function in self.functions.items()})
 
     def inverse(self, rows: Any) -> Any:
-        """Return the rows in the form to store."""
+        """Return the rows in the form in which they are stored."""
         return replaced(rows, {key: _applied(rows, key, function) for key, function in self.stored.items()})
 
 
@@ -512,9 +516,9 @@ def _applied(batch: Any, key: FieldKey, function: Callable[[Array], Array]) -> A
 class Concatenate:
     """Joins fields along their last axis, for example a position and a velocity into one vector.
 
-    A field of one number for each step counts as a vector of length 1. The axes of ``index`` and ``mask`` define the
-    steps. In a batch without ``index`` and ``mask``, the field with the most axes counts as a vector for each step. If
-    all fields have only one axis, each field counts as one number for each step.
+    A field of one number for each step counts as a vector of length 1. The steps of a batch are given by the axes of
+    ``index`` and ``mask``. In a batch without ``index`` and ``mask``, the field with the most axes counts as a vector
+    for each step. If all fields have only one axis, each field counts as one number for each step.
 
     Args:
         keys: The fields to join, in this order; all must have the same dtype.
@@ -574,10 +578,10 @@ class Pad:
 
     Args:
         keys: Names of fields; if no name is given, all ragged fields are padded.
-        length: The padded length L; None: the length of the longest row in the batch; batches then differ in shape.
+        length: The padded length L; None: the length of the longest row in the batch, so batches differ in shape.
         value: The value of padded elements.
         side: The padded side: "right", after the row, or "left", before the row, as for text generation.
-        truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise they raise DataError.
+        truncate: Whether longer rows are cut to ``length`` at the padded side; otherwise a longer row raises DataError.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -670,8 +674,9 @@ class Compress:
     """Stores each row of a field as compressed bytes, in any storage, and delivers the original arrays.
 
     The bytes of a row are packed when the row is written. The rows of a batch are unpacked when the transforms run. In
-    a ``PrefetchBatchifier``, several threads can unpack batches in parallel, which zlib allows. Rows that are already
-    bytes, such as rows from ``buffer[index]``, are unchanged.
+    a ``PrefetchBatchifier``, several threads can unpack batches in parallel, because zlib releases Python's global
+    lock. When rows that are already bytes are written, such as rows from ``buffer[index]``, the bytes are stored
+    unchanged.
 
     Args:
         keys: Fields of numbers, all with the same shape and dtype.
@@ -765,7 +770,7 @@ class Compress:
 
 
 def _holds_bytes(values: Any) -> bool:
-    """Whether the rows are bytes: a list of bytes, or an array of objects."""
+    """Whether the values are rows of bytes: a list of bytes, or an array of objects."""
     if isinstance(values, list):
         return bool(values) and isinstance(values[0], bytes)
     dtype = getattr(values, "dtype", None)

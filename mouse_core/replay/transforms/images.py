@@ -42,7 +42,7 @@ class _OfImages:
         vars(self).update(own, keys=check_keys(keys, where=where), layout=layout)
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with changed images."""
+        """Return the batch with the images changed."""
         where = type(self).__name__
         return replaced(batch, {key: self._changed(find(batch, key, where=where), key) for key in self.keys})
 
@@ -75,7 +75,7 @@ class Resize(_OfImages):
 
     "bilinear" weights the old pixels around each new pixel with a triangle filter. If images shrink, the filter is
     widened so that no pixel is skipped, like Pillow's BILINEAR and torch's ``interpolate(antialias=True)``. Integers
-    are rounded to the nearest. "nearest" takes the old pixel at the centre of the new pixel.
+    are rounded to the nearest. "nearest" copies the old pixel that lies at the centre of the new pixel.
 
     Args:
         keys: Fields of images.
@@ -121,8 +121,8 @@ class Resize(_OfImages):
 class CenterCrop(_OfImages):
     """Crops the centre of images ``[..., H, W, C]``, keeping their dtype and layout.
 
-    If an odd number of rows or columns is removed, Python's ``round`` determines on which side one more is removed, as
-    in torchvision.
+    If an odd number of pixel rows or columns is removed, one more is removed on one side than on the other; Python's
+    ``round`` determines this side, as in torchvision.
 
     Args:
         keys: Fields of images.
@@ -311,7 +311,9 @@ def _kept(make: Callable[..., Array], old: int, new: int) -> Array:
 
 
 def _weights(old: int, new: int, xp: Any, **where: Any) -> Array:
-    """Return the weight of each old pixel in each new pixel of a line, float32 ``[new, old]``; rows sum to 1."""
+    """Return the weight of each old pixel in each new pixel of an image line, float32 ``[new, old]``; the weights of
+    each new pixel sum to 1.
+    """
     scale = old / new
     support = max(scale, 1.0)
     centre = (xp.arange(new, dtype=xp.float64, **where) + 0.5) * scale
@@ -337,7 +339,7 @@ def _size(size: object, where: str) -> tuple[int, ...]:
 
 
 def _moved(images: Array, *, to: Literal["first", "last"]) -> Array:
-    """Move the channels of images from the last to the first position, or back."""
+    """Move the channel axis of images from the last position to the first of the three image axes, or back."""
     axes = tuple(range(images.ndim))
     *lead, one, two, three = axes
     order = (three, one, two) if to == "first" else (two, three, one)

@@ -1,4 +1,6 @@
-"""Transforms of whole slices: RandomTimeCrop, BurnIn and MarkSlices; and CatFrames, which stacks the last frames."""
+"""Transforms of slices: RandomTimeCrop, BurnIn, MarkSlices, and CatFrames, which stacks each frame with the frames
+before it.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ Array = Any
 
 @dataclass(frozen=True)
 class RandomTimeCrop:
-    """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from rows that are trajectories.
+    """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from every row if each row is a
+    trajectory.
 
-    The first step of a crop is drawn uniformly from the steps with enough existing steps after them. A slice with fewer
-    existing steps is cropped from its first existing step, and its mask marks the existing steps.
-    (``mouse_core.RandomCrop`` crops images.)
+    The first step of a crop is drawn uniformly from the steps with enough existing steps after them. In a slice with
+    fewer than ``sequence_length`` existing steps, the crop begins at the first existing step, and its mask marks the
+    existing steps. (``mouse_core.RandomCrop`` crops images.)
 
     Args:
         sequence_length: Number of steps of a sub-trajectory.
@@ -53,7 +56,7 @@ class RandomTimeCrop:
 
     Raises:
         ConfigError: The length is not a positive integer.
-        SchemaError: The slices are shorter, or the mask is not a contiguous range.
+        SchemaError: The slices have fewer than ``sequence_length`` steps, or the mask is not a contiguous range.
     """
 
     sequence_length: int
@@ -183,14 +186,15 @@ def _names(keys: Any, name: str) -> tuple[FieldKey, ...]:
 class BurnIn:
     """Removes the first steps of every slice; a function computes a recurrent network's initial state from these steps.
 
-    Draw slices that include these steps: ``SliceSampler(sequence_length=burn_in + learned)``. The function is called
-    with a batch of the first ``steps`` steps, including ``mask``, and returns fields with the initial state for the
-    remaining steps. (Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", ICLR
+    The drawn slices must include these steps: ``SliceSampler(sequence_length=burn_in + learned)``. The function is
+    called with a batch of the first ``steps`` steps, including ``mask``, and returns fields with the initial state for
+    the remaining steps. (Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", ICLR
     2019.)
 
-    The state depends on the network's weights at the time of the call. In a buffer the function runs where transforms
-    run, also in the threads of a ``PrefetchBatchifier``. Without a prefetcher, batches depend only on the draws and the
-    weights. The transform may also be called with a delivered batch, a dict of arrays of NumPy, torch or JAX.
+    The state depends on the network's weights at the time of the call. In a buffer, the function runs in the thread
+    that applies the transforms, which can be a thread of a ``PrefetchBatchifier``. Without a prefetcher, batches depend
+    only on the draws and the weights. The transform may also be called with a delivered batch, a dict of arrays of
+    NumPy, torch or JAX.
 
     Args:
         function: A function from a batch ``[B, steps, ...]`` to a dict of fields ``[B, ...]``.
@@ -275,9 +279,9 @@ class CatFrames:
     Frames are stored once. The buffer reads the earlier frames of a drawn row, or of the first row of a slice, from the
     existing rows of the same episode. The transform finds the start of an episode as ``SliceSampler`` does. The first
     frame of an episode replaces missing frames before the start of the episode. The field under ``next`` is also
-    stacked (its observation follows the last frame of the stack), so ``keys`` need not contain the field under
-    ``next``. ``CatFrames`` must precede other transforms that change the fields ``keys``. Only ``NextView`` and
-    ``HindsightRelabel`` may precede ``CatFrames``, and a later ``NStep`` treats each stack as one value.
+    stacked: its observation becomes the last frame of the stack under ``next``. So ``keys`` need not contain the field
+    under ``next``. ``CatFrames`` must precede other transforms that change the fields ``keys``. Of these, only
+    ``NextView`` and ``HindsightRelabel`` may precede ``CatFrames``. A later ``NStep`` treats each stack as one value.
 
     If called directly with slices ``[N, T]``, the transform uses only the steps of the slice.
 
@@ -385,7 +389,9 @@ class CatFrames:
         return batch
 
     def _stacked(self, steps: Array, begins: npt.NDArray[np.int64], before: Array | None) -> Array:
-        """Return stacks of frames ``[N, T, ...]``, with the earlier frames from ``gather`` if it was called."""
+        """Return stacks of frames ``[N, T, ...]``, including the earlier frames that ``gather`` returned, if ``gather``
+        was called.
+        """
         xp, place = namespace(steps), device_of(steps)
         if before is not None:
             before = xp.asarray(before, device=place)
@@ -410,8 +416,8 @@ class CatFrames:
         return xp.concat(parts, axis=self.axis)
 
     def _begins(self, batch: Any, shape: tuple[int, int], timed: bool) -> npt.NDArray[np.int64]:
-        """Return the position in its slice at which the episode of each step begins, int64 ``[N, T]``; 0 if the episode
-        began earlier.
+        """Return, for each step, the position in its slice at which the step's episode begins, int64 ``[N, T]``; 0 if
+        the episode began before the slice.
         """
         opens = np.zeros(shape, np.bool_)
         if timed:
@@ -427,8 +433,8 @@ class CatFrames:
 
 
 def _held(pad: float, dtype: Any, key: FieldKey) -> npt.NDArray[Any]:
-    """Convert the number to an array ``[1]`` of a NumPy or torch dtype; raise DataError if the dtype cannot represent
-    the number.
+    """Convert the number ``pad`` to an array ``[1]`` of a NumPy or torch dtype; raise DataError if the dtype cannot
+    represent the number.
     """
     try:
         return convert(np.array([pad]), named_dtype(str(dtype).removeprefix("torch.")))

@@ -61,10 +61,11 @@ class HindsightRelabel:
 
     A buffer draws goals from all existing rows of an episode, for single transitions and for slices. Only the goal
     field is read, so episodes may have any length. Ends of episodes are found as in ``SliceSampler``, from done,
-    terminated, truncated and trajectory numbers. ``HindsightRelabel`` must precede other transforms that change goals;
-    only ``NextView`` may precede ``HindsightRelabel``. Steps that are read after a single transition get the same goal
-    as the transition, so that a later ``NStep`` sums the rewards of one goal. In slices each step gets its own goal, so
-    a buffer of slices with ``HindsightRelabel`` and ``NStep`` or ``ReturnsToGo`` raises ConfigError.
+    terminated, truncated and trajectory numbers. ``HindsightRelabel`` must precede other transforms that change goals.
+    Of the transforms in this package, only ``NextView`` may precede ``HindsightRelabel``. Steps that are read after a
+    single transition get the same goal as the transition, so that a later ``NStep`` sums rewards for a single goal. In
+    slices each step gets its own goal, so a buffer of slices with ``HindsightRelabel`` and ``NStep`` or ``ReturnsToGo``
+    raises ConfigError.
 
     The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with the
     achieved goal of the transition (under ``next``). A field ``relabelled``, bool, marks the transitions with a new
@@ -80,8 +81,8 @@ class HindsightRelabel:
         compute_done: Called with the same arguments; returns a mask of the relabelled transitions that are terminal.
             None: ``done`` is unchanged.
         strategy: "future", "final", "episode" or "random".
-        ratio: The share of transitions with a new goal, in ``[0, 1]``: with 0.8, four of five transitions get a new
-            goal.
+        ratio: The probability with which a transition gets a new goal, in ``[0, 1]``: with 0.8, on average four of five
+            transitions get a new goal.
         takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
             ``NextView`` first.
         horizon: In a buffer, the largest number of steps between a transition and its goal; None: up to the end of the
@@ -128,7 +129,7 @@ class HindsightRelabel:
 
         Returns:
             ``hindsight_goal`` ``[N, T, ...]``; ``hindsight_drawn`` bool ``[N, T]``; and ``hindsight_left`` int64 ``[N,
-            T]``, for each step the number of consecutive steps from this step on that have stored achieved goals. For
+            T]``, for each step, how many consecutive steps, beginning with this step, have a stored achieved goal. For
             single rows, the arrays are ``[batch, 1, ...]``. With the strategy "random", the result has only
             ``hindsight_left``.
         """
@@ -250,7 +251,7 @@ class HindsightRelabel:
 
 
 def _check_call(name: str, function: Any) -> None:
-    """Raise ConfigError unless a function accepts the arguments of its later calls."""
+    """Raise ConfigError unless a function accepts the arguments with which it will be called."""
     if not callable(function):
         raise ConfigError(f"HindsightRelabel: {name}: expected a function, found {function!r}")
     try:
@@ -282,12 +283,13 @@ OUTCOME: tuple[FieldKey, ...] = ("reward", "done", "agent_done", "terminated", "
 class NextView:
     """Converts rows to transitions whose field ``next`` holds the result of the action.
 
-    ``next`` holds the next observation, and reward, done, agent_done, terminated and truncated, which are removed from
-    the root (the layout TED of TorchRL). The action and the fields of the sampler stay at the root.
+    ``next`` contains the next observation and the fields reward, done, agent_done, terminated and truncated. These
+    fields are removed from the root (the layout TED of TorchRL). The action and the fields of the sampler stay at the
+    root.
 
-    - From "outgoing" rows (row t: observation t, and the action, reward and done that leave it), slices of T rows
-      become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode has no next
-      observation, because the final observation is not stored. A terminal transition does not need the next
+    - From "outgoing" rows (row t: observation t, and the action, reward and done of the transition that leaves it),
+      slices of T rows become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode
+      has no next observation, because the final observation is not stored. A terminal transition does not need the next
       observation: the transition is kept, with its own observation under ``next``. A truncated transition needs the
       next observation, so the transition is masked. The last step of a slice inside an episode is also masked.
     - From "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become T-1
@@ -397,8 +399,8 @@ class NextView:
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions(NextView):
-    """Converts rows to flat transitions, with the same fields as the batches of a source with ``transitions=True``; see
-    ``NextView``.
+    """Converts rows to transitions without nesting, with the same fields as the batches of a ``BatchSource`` with
+    ``transitions=True``; see ``NextView``.
 
     A batch has the observation, the action, its ``reward``, ``terminated`` and ``truncated``, and the next observation:
     each field whose name begins with "obs" has a second field ``next_<name>``. ``mask`` marks the complete transitions.
@@ -438,7 +440,7 @@ class NStep:
     """Converts single-step transitions to transitions of up to ``n`` steps, for n-step bootstrapping.
 
     For step t, let ``m`` be the number of summed steps: ``n``, or fewer if the episode or the slice ends earlier. The
-    batch then has at step t:
+    delivered batch has at step t:
 
     - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``, computed per component if the reward is a
       vector,
@@ -451,11 +453,11 @@ class NStep:
     episode is truncated, ``done`` is 2, and the target bootstraps. The end of a slice also stops the sum, and the
     bootstrap uses fewer steps.
 
-    Agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``; for the codes see
-    ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its ``agent_done`` is the code of that end.
-    The rewards of an agent after its end (code 3) count as 0. Where an agent is truncated, the sums of all agents stop,
-    because all agents share one ``next``. The target of an agent is ``reward + discount * (agent_done != 1) *
-    value(next)``, and steps where ``agent_done`` is 3 have no target.
+    The episodes of agents may end separately if rows have ``agent_done`` ``[A]`` and rewards ``[A]`` or ``[A, ...]``;
+    for the codes in ``agent_done`` see ``DatasetStore.add_episode``. An agent's sum stops at its own end, and its
+    ``agent_done`` is the code of that end. The rewards of an agent after its end (code 3) count as 0. Where an agent is
+    truncated, the sums of all agents stop, because all agents share one ``next``. The target of an agent is ``reward +
+    discount * (agent_done != 1) * value(next)``, and steps where ``agent_done`` is 3 have no target.
 
     The formula comes from Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with truncated episodes
     handled as in Pardo et al., "Time limits in reinforcement learning" (ICML 2018).
@@ -504,7 +506,7 @@ class NStep:
         return max(1, int(self.n) - 1 + (self.takes == "arrived"))
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch ``{field: [N, T, ...]}`` with the fields that the class docstring lists."""
+        """Return the batch ``{field: [N, T, ...]}`` with the n-step rewards and the other changed fields."""
         if self.takes == "arrived":
             batch = NextView(takes="arrived", done=self.done, mask=self.mask)(batch)
         for name in ("discount", "steps"):
@@ -557,9 +559,8 @@ AGENTS: FieldKey = "agent_done"
 def by_agent(batch: Any, codes: Array, reward: Array) -> tuple[Array | None, Array]:
     """Return the end code of each agent, ``[N, T, A]``, and the rewards, which are 0 after an agent's end.
 
-    An agent that has not ended before ends where its episode ends, with the code of the episode in ``codes`` ``[N,
-    T]``. Without a reward for each agent, or without ``agent_done``, the returned codes are None and the rewards
-    unchanged.
+    An agent that has not ended earlier ends with its episode, and gets the episode's code from ``codes`` ``[N, T]``.
+    Without a reward for each agent, or without ``agent_done``, the returned codes are None and the rewards unchanged.
     """
     agents = find_any(batch, place_of(batch, AGENTS))
     if agents is None or agents.ndim != 3 or tuple(reward.shape[:3]) != tuple(agents.shape):
@@ -590,7 +591,8 @@ def n_step_sums(
     Returns:
         Three arrays. The sums, ``[N, T, ...]``, are computed in float64 and returned in the dtype of ``reward``, or in
         float32 if ``reward`` is not floating-point. The numbers of summed steps are int64 ``[N, T]``, 0 for a missing
-        step. The codes, ``[N, T, A]``, contain the code of each agent's first end within the summed steps, or 0.
+        step. The codes, ``[N, T, A]``, contain the code of each agent's first end within the summed steps, or 0 if the
+        agent does not end.
     """
     xp = namespace(reward)
     length = valid.shape[1]
@@ -636,9 +638,9 @@ class ReturnsToGo:
     ``G[t + 1]`` counts only if step t + 1 belongs to the same episode. For "outgoing" rows, ``r`` is ``reward[t]``. For
     "arrived" rows, ``r`` is ``reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
 
-    Vector rewards give vector sums. If rows have ``agent_done`` (see ``NStep``), the rewards of an agent are summed up
-    to the end of the agent. Only rewards in the slice are summed. For returns up to the ends of episodes, draw whole
-    episodes, or compute the returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
+    For vector rewards the sums are vectors. If rows have ``agent_done`` (see ``NStep``), the rewards of an agent are
+    summed up to the agent's end. Rewards outside the slice are not summed. For returns up to the ends of episodes, draw
+    whole episodes, or compute the returns when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
 
     Args:
         discount: The discount of one step, in ``[0, 1]``.

@@ -31,21 +31,23 @@ class VecNorm:
     Every written row counts once, even after it is overwritten. Rows that exist when a buffer is created also count.
     Rows that another process or buffer writes count at the next draw or write of this buffer, if they still exist. Rows
     that are overwritten by the same write, and changes in place (``buffer[i] = row``), do not count. NaN and infinities
-    are ignored. A batch is normalised by the statistics at the time of its draw, in any number of threads. The
-    statistics are kept with the batch and saved in the buffer's state. The statistics are computed on the host in
+    are ignored. A batch is normalised by the statistics at the time of its draw, also if several threads apply the
+    transform. The current statistics are saved in the buffer's state. The statistics are computed on the host in
     float64, so that all frameworks get equal values.
 
-    ``VecNorm`` must precede other transforms that change its fields; only ``NextView``, ``HindsightRelabel`` and a
-    ``CatFrames`` of vectors may precede ``VecNorm``. A field under ``next`` is normalised by the statistics of the same
-    field at the root, so ``keys`` need not contain the field under ``next``.
+    ``VecNorm`` must precede other transforms that change its fields. The exceptions are ``NextView``,
+    ``HindsightRelabel`` and a ``CatFrames`` of vectors, which may precede ``VecNorm``. A field under ``next`` is
+    normalised by the statistics of the same field at the root, so ``keys`` need not contain the field under ``next``.
 
     The statistics of two groups of rows are merged as in Chan, Golub and LeVeque (1979), with weights: a row that was
     written ``n`` rows before the newest row has the weight ``decay**n``.
 
     Args:
         keys: Fields of numbers, at the root or under ``next``.
-        decay: The weight of a row relative to the next row, in ``(0, 1]``; with 1 all rows have equal weights.
-        eps: The smallest standard deviation to divide by. If a field is constant, only its mean is subtracted.
+        decay: The weight of a row divided by the weight of the row that is written next, in ``(0, 1]``; with 1 all rows
+            have equal weights.
+        eps: The smallest divisor; a smaller standard deviation is replaced by ``eps``. If a field is constant, only its
+            mean is subtracted.
 
     Raises:
         ConfigError: No field is given, ``decay`` or ``eps`` is out of range, or the transform is used in an ensemble,
@@ -88,7 +90,7 @@ class VecNorm:
     # ------------------------------------------------------------------ rows
 
     def watch(self, storage: Storage) -> None:
-        """Attach the transform to a buffer over ``storage``; see ``Transform``."""
+        """Connect the transform to a buffer over ``storage``; see ``Transform``."""
         if self._storage is not None and self._storage is not storage:
             raise ConfigError(
                 "VecNorm: expected one storage, found a second storage; create one VecNorm for each buffer"
@@ -101,14 +103,14 @@ class VecNorm:
             self.reset(storage)
 
     def reset(self, storage: Storage) -> None:
-        """Add the rows in the storage that were not counted yet to the statistics."""
+        """Add all rows in the storage that were not counted yet to the statistics."""
         try:
             self._count(storage)
         except MouseError:
             pass  # the rows are written; the next draw raises the error
 
     def dropped(self, storage: Storage, rows: int) -> None:
-        """Adjust row numbers after the oldest rows were dropped; the remaining rows are numbered from 0."""
+        """Adjust the counters of rows after the oldest rows were dropped; the remaining rows are counted from 0."""
         self._next = max(self._next - rows, 0)
         self.reset(storage)
 
@@ -175,7 +177,9 @@ class VecNorm:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments of the counted rows, by the position of the field: plain values and NumPy arrays."""
+        """Return the moments of the counted rows as plain values and NumPy arrays; the keys are the positions of the
+        fields in ``keys``.
+        """
         fields = {str(place): self._moments[key].state() for place, key in enumerate(self.keys) if key in self._moments}
         return {"transform": repr(self), "next": self._next, "fields": fields}
 
@@ -255,7 +259,7 @@ def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, d
     """Return the moments after adding rows ``[n, *shape]``.
 
     Example: with a decay of 0.5, the rows 4 and 2 have the weights 0.5 and 1, a total weight of 1.5 and a mean of 8/3.
-    The weight of a row that was counted before decreases from 1 to 0.25.
+    The weight of an earlier counted row decreases from 1 to 0.25.
     """
     shape = rows.shape[1:]
     if known is None:
