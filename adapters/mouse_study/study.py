@@ -243,9 +243,9 @@ class Study:
             name of a framework is "torch", "jax" or "numpy", or such a name with a suffix after a hyphen
             ("torch-compiled"); the name determines the kind of batches.
         steps: The number of steps of every run.
-        seeds: The seeds. The seed of a run determines its data, and its draws from global generators.
-        variants: Options for ``Context.options``, by the name of the variant. Loader options under ``batches`` override
-            the study's options.
+        seeds: The seeds of the runs. The seed of a run determines its data, and its draws from global generators.
+        variants: Options for ``Context.options``, by the name of the variant. Loader options under the key ``batches``
+            of a variant override the study's options.
         store: The data of the runs: the path of recorded data of any format; a dict of ``path`` and other arguments of
             ``mouse_core.DatasetStore.open``; or a function without arguments that creates a ``DatasetStore``. The
             function is called once, and its store is saved in the study's folder. If ``store`` is None, the training

@@ -30,7 +30,7 @@ class Kind:
     """A kind of layer in both frameworks.
 
     Args:
-        name: The name in messages.
+        name: Name of the kind of layer, for messages.
         torch: The PyTorch classes.
         flax: The Flax classes.
         to_flax: Function that converts PyTorch weights to Flax weights of the requested shapes.
@@ -555,7 +555,7 @@ def _write(to: Any, values: Array) -> None:
 
 
 def _converted(source: Layer, destination: Layer) -> Arrays:
-    """Convert the arrays of a layer to the layout of another; raise SchemaError if names or shapes do not match."""
+    """Convert the arrays of a layer to the layout of its twin; raise SchemaError if names or shapes do not match."""
     convert = source.kind.to_flax if isinstance(source.module, torch.nn.Module) else source.kind.to_torch
     try:
         made = convert({name: _on_host(values) for name, values in source.arrays.items()}, destination.shapes)

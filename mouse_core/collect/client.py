@@ -31,10 +31,11 @@ class Channel(Protocol):
     """A transport of calls to a ``SharedStore``."""
 
     def connect(self, timeout_s: float) -> None:
-        """Connect to the other side. The client uses this method before its first call and after a failed call.
+        """Connect to the process of the ``SharedStore``. The client calls this method before its first call and after a
+        failed call.
 
         Raises:
-            OSError: The other side cannot be reached now; a later attempt may succeed.
+            OSError: The process cannot be reached now; a later attempt may succeed.
         """
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:

@@ -113,7 +113,7 @@ class RowStream:
         """Return a stream for a reader that produces arrays; by default, the alignment of the rows is "arrived".
 
         Args:
-            path, format: See the class.
+            path, format: See the class ``RowStream``.
             first: An array ``[n, ...]`` for each column, where n can be 0; the schema of all rows is derived from
                 these arrays.
             rows: A function that returns a new iterator over all rows, some rows at a time.
@@ -498,7 +498,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
 
 def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> pa.Schema:
-    """Convert a schema to the types of ``datasets``, and add ``metadata`` to its metadata.
+    """Convert a schema to the types of ``datasets``, and add ``metadata`` to the metadata of the schema.
 
     Raises:
         SchemaError: ``datasets`` has no type for a column; the message begins with ``where``.
@@ -786,7 +786,7 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
 
     Args:
         path: The path in the row.
-        image: Whether the column has images; any other file then raises a DataError.
+        image: Whether the column has images; if True, a file that is not an image raises a DataError.
         roots: Allowed folders (absolute, without links).
         where: Name of the row for error messages.
         whole: Whether to decode the complete image, not only its header.

@@ -37,7 +37,8 @@ _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_h
 
 @contextmanager
 def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
-    """Yield the library that downloads a dataset; print its output to stderr, and raise its errors as a ConfigError.
+    """Context manager: yield the library that downloads a dataset. The library's output is printed to stderr, and
+    errors of the library are raised as a ConfigError.
 
     Args:
         name: Name of the module.

@@ -55,7 +55,7 @@ class Stack:
         values: Features of the steps, each stacked to ``[n, ...]``; nested features are mappings.
         count: Number of steps.
         episode: Index of the episode.
-        first: The index that the first of these steps has in the episode.
+        first: The index in the episode of the first of these steps.
         last: Whether the last of these steps is the last step of the episode.
         of_episode: Features of the episode, except its steps.
     """

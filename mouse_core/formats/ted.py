@@ -51,8 +51,8 @@ _GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion: if it is called without data, it returns a function of the data with the given options
-    bound.
+    """Decorate a conversion: if the decorated conversion is called without data, it returns itself with the given
+    options bound.
 
     TorchRL's hooks need such a function.
     """
@@ -142,7 +142,7 @@ def TED2Flat(
         shift: The position of the ring's cursor: the oldest step of a full ring, else the first unused position.
         is_full: Whether all ``n`` positions are used.
         done_key: The flag in ``next`` that ends a trajectory.
-        shift_key, is_full_key: Names of ``shift`` and ``is_full`` in the result.
+        shift_key, is_full_key: The keys under which the result contains ``shift`` and ``is_full``.
         done_keys: Names of done flags, which are False at the root.
         reward_keys: Names of the other entries that are only in ``next``.
 
@@ -551,7 +551,7 @@ def opened(root: Path) -> Iterator[Entries]:
         root: A folder of TensorDict, the checkpoint of a TorchRL buffer, or an HDF5 file.
 
     Raises:
-        ConfigError: The path holds none of these.
+        ConfigError: The path holds data of another kind.
         SchemaError: The file has trajectories of another library.
         DataError: The data are damaged.
     """
@@ -593,7 +593,7 @@ class MemmapArray:
         """Read rows ``first..end - 1``, for one environment or for all.
 
         Raises:
-            DataError: The file has become shorter.
+            DataError: The file has become shorter than described.
         """
         if not math.prod(self.shape):
             return self._delivered(np.zeros(self.shape, self.stored)[first:end])

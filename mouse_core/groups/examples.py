@@ -122,7 +122,7 @@ class Layout:
 
         Args:
             values: The values of each example, ``[tokens, *shape]``.
-            fill: The value of gaps.
+            fill: The value for the gaps between examples.
         """
         inner, dtype = values[0].shape[1:], values[0].dtype
         shape = (*self._shape, *inner)

@@ -623,8 +623,8 @@ class GrpoBatchMaker:
     # ------------------------------------------------------------------ versions
 
     def set_policy_version(self, version: str | int) -> None:
-        """Set the latest version, from which staleness is measured. Adding a rollout of a newer version then raises
-        DataError.
+        """Set the latest version, from which staleness is measured. After this call, adding a rollout of a newer
+        version raises DataError.
 
         Call this method whenever the policy changes. If a trainer goes back to a checkpoint, stored rollouts of later
         versions belong to an abandoned policy: these rollouts are never drawn, even when another policy reaches their

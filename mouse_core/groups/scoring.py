@@ -62,8 +62,8 @@ class TopK:
     """Keep, in each group, the ``k`` rollouts with the highest rewards; if rewards are equal, earlier rollouts are
     kept.
 
-    ``TopK`` needs groups that arrive complete, as sealed by a ``RolloutBuffer``. ``TopK(k, above_median=True)`` chooses
-    the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.
+    ``TopK`` needs complete groups, such as the groups that a ``RolloutBuffer`` seals. ``TopK(k, above_median=True)``
+    chooses the same rollouts as TorchRL's ``TopKRewardSelector(size of groups, k)``.
 
     Args:
         k: The number of rollouts to keep in each group, 1 or more.

@@ -71,8 +71,8 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
 
     Args:
         rows: The snapshot.
-        before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, only its last episode and the
-            new episodes are computed.
+        before: The episodes of an earlier snapshot. If ``rows`` extends that snapshot, only the last episode of the
+            earlier snapshot and the new episodes are computed.
         tasks: The text of each task, by the index of the task.
 
     Raises:
@@ -259,7 +259,7 @@ class _Answers:
     """Caches the results of a function of an episode, and calls the function once for each episode.
 
     Args:
-        ask: The function.
+        ask: The function of an episode.
     """
 
     def __init__(self, ask: Callable[[dict[str, Any]], Any]) -> None:

@@ -526,7 +526,7 @@ class StoreBackend:
         return Segment.of_extent(self._extent, self.schema.image_roots)
 
     def seal_open(self) -> None:
-        """Seal the open extent. The next row opens a new extent, with all columns known by then."""
+        """Seal the open extent. The next row opens a new extent, which has all columns that are known at that time."""
         segment = self.open_segment()
         self._extent = None
         if segment is not None:

@@ -1047,10 +1047,10 @@ class DerivedStore(Store):
         fields: The derivations of the fields by name, such as ``{"returns_to_go": Return()}``. Derivations read the
             fields of ``store``, not other derived fields; to derive from a derived field, wrap this store in another
             ``DerivedStore``.
-        path: A folder for derived values, with one file for each field, which later processes map. The file also
-            contains the derivation and the digests of the fields that the derivation reads. The file is replaced if the
-            derivation or a digest differs; computing the digests reads all values of these fields. The folder is used
-            only if all rows come from datasets. None: values stay in memory.
+        path: A folder for derived values, with one file for each field. Later processes map these files to memory. The
+            file also contains the derivation and the digests of the fields that the derivation reads. The file is
+            replaced if the derivation or a digest differs; computing the digests reads all values of these fields. The
+            folder is used only if all rows come from datasets. None: values stay in memory.
 
     Raises:
         StorageError: When a field is first read: derived values cannot be written.

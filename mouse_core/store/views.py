@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Store(ABC):
     """An ordered, growing sequence of steps: the input of sources, loaders, buffers and writers.
 
-    ``DatasetStore`` is a ``Store``. A user-defined store derives from this class and implements ``snapshot``: a
-    ``Snapshot`` of other stores' segments copies no step.
+    ``DatasetStore`` is a ``Store``. A user-defined store derives from this class and implements ``snapshot``. If this
+    method returns a ``Snapshot`` of other stores' segments, no step is copied.
     """
 
     #: Whether rows are drawn by shares, as in a mixture; a caller that copies the rows would lose the shares.
@@ -120,7 +120,7 @@ class Store(ABC):
 
         The folder becomes visible only when it is complete on disk, so a kill or a power cut leaves no partial folder.
         The folder contains the digest of every file, for ``mouse verify``. Existing files are never overwritten,
-        because other processes may have mapped them: write later rows to another folder, or use
+        because other processes may have mapped these files. To save later rows, write to another folder, or use
         ``DatasetStore.open(path, "a")``. The folder also contains the videos to which rows refer: as links, or as
         copies if links are not possible.
 
@@ -143,7 +143,7 @@ class Store(ABC):
     def episodes(self) -> pa.Table:
         """An Arrow table with a row for each episode, in the order of the store, computed on first access.
 
-        The columns are:
+        The table has these columns:
 
         - ``episode``, the episode's index in the store; a view of the store has the same indices;
         - ``start``, the episode's first row, and ``length``, its number of rows;
@@ -166,8 +166,9 @@ class Store(ABC):
         """Return the episodes that meet all conditions, as a store; copies no steps.
 
         Args:
-            *conditions: Functions, or dicts of conditions as in ``columns``. A function gets an episode, a dict of the
-                columns of ``episodes``, and returns True or False; the function is called once for each episode.
+            *conditions: Functions, or dicts with conditions in the form of ``**columns``. A function gets an episode, a
+                dict of the columns of ``episodes``, and returns True or False; the function is called once for each
+                episode.
             **columns: For each column, a condition: the requested value; a list (or ``range``, set, array) of allowed
                 values; or a tuple ``(lowest, highest)``, both inclusive, where None means no limit.
 
@@ -203,7 +204,7 @@ class Store(ABC):
         approximately its share of the episodes.
 
         Args:
-            seed: In ``[0, 2**64)``.
+            seed: Seed of the split, in ``[0, 2**64)``.
             by: "episode", or a column of ``episodes``: all episodes with the same value of that column are in the same
                 part.
             **shares: The share of each part by name, such as ``train=0.9``. The remaining share becomes "test".
@@ -268,12 +269,12 @@ class View(Store):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The columns of the other store."""
+        """The columns of the underlying store."""
         return self._store.columns
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The fields of the other store."""
+        """The fields of the underlying store."""
         return self._store.fields
 
     def snapshot(self, rows: int | None = None) -> Snapshot:

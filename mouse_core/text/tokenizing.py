@@ -406,16 +406,16 @@ def tokenize(
         split: The split to read, if the files have splits; by default all splits.
         num_workers: The number of processes that tokenise. With 0, a thread of this process tokenises. Each process
             imports the main module, so a script needs ``if __name__ == "__main__":``.
-        version: A text that is part of the digest. Change it after changes that the digest does not detect. The digest
-            of a function covers its code, its defaults, its closure, and the globals, functions and classes of its
-            module that it uses. The digest of an object covers its class, everything that its methods use, and its
-            pickle; the digest of a custom recipe covers its class and its ``repr``. Of installed packages, the digest
-            covers only the code of functions and the names of classes; imports inside of a function are ignored.
+        version: A text that is part of the digest. Change ``version`` after a change that the digest does not detect.
+            The digest of a function covers its code, its defaults, its closure, and the globals, functions and classes
+            of its module that it uses. The digest of an object covers its class, everything that its methods use, and
+            its pickle; the digest of a custom recipe covers its class and its ``repr``. Of installed packages, the
+            digest covers only the code of functions and the names of classes; imports inside of a function are ignored.
             ``version`` is required for objects that cannot be pickled, such as a lock or a file.
         progress: Whether to show a progress bar.
 
     Returns:
-        The location of the store; ``to_store()`` opens it.
+        The location of the store; ``to_store()`` opens the store.
 
     Raises:
         ConfigError: A file does not exist; ``tokenizer`` is not a tokenizer; ``source`` can be iterated over only once;

@@ -117,7 +117,8 @@ class H5File:
             items: For each dataset: its path, the first row to read, and the end (the row after the last row to read).
 
         Returns:
-            Arrays ``[n, ...]``. Texts are arrays of objects (bytes), and ragged values are arrays of objects (arrays).
+            Arrays ``[n, ...]``. Texts are returned as an object array of bytes, and ragged values as an object array of
+                arrays.
 
         Raises:
             DataError: The file is damaged.

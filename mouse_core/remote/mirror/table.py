@@ -930,7 +930,7 @@ class Counters:
         read: Bytes that were read, whether they were present or not.
         fetched: Bytes that were received over the network.
         wanted: Fetched bytes that this process had requested.
-        evicted: Evicted bytes.
+        evicted: Bytes that were evicted.
         retries: Requests that were repeated after a failure.
         damaged: Number of cache blocks and of requests whose bytes differ from the written bytes.
     """
@@ -1075,7 +1075,9 @@ class Keeper:
         return blocks, masks
 
     def _empty(self, blocks: Int64s, masks: Int64s) -> None:
-        """Release the disk space of evicted pages; for blocks without pages, all space of the block."""
+        """Release the disk space of evicted pages. If a block has no pages left, all disk space of the block is
+        released.
+        """
         if len(blocks):
             none_left = (self.table.state[blocks] & ALL_PAGES) == 0
             self._file.empty(pages_of(blocks, np.where(none_left, ALL_PAGES, masks)))

@@ -44,8 +44,8 @@ class DatasetStore(Store):
             dense copy: this is slower, with the same result.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
-        spec: The allowed values of columns: specs of ``mouse_core.spec`` by name. Appended rows are checked by value,
-            for any dtype; with alignment "arrived", zeros are also allowed in columns of transitions.
+        spec: The allowed values of columns: for each column name, a spec of ``mouse_core.spec``. Appended rows are
+            checked by value, for any dtype; with alignment "arrived", zeros are also allowed in columns of transitions.
         columns: Types of columns, declared instead of inferred from the first value: a ``pyarrow.Schema``, a
             ``datasets.Features``, or a dict with a type for each column: an Arrow type or field, a dtype, or
             ``(dtype, shape)``. A size of -1 in a shape allows any length. ``str`` and ``bytes`` are dtypes, too.

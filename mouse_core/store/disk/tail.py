@@ -666,7 +666,7 @@ def read_objects(
         arrays: The arrays of the rows, by name.
         at: Offset in the objects file at which the objects of row ``begin`` start.
         begin: The first row.
-        end: The row after the last.
+        end: The row after the last row to read.
 
     Raises:
         DataError: The bytes cannot be decoded to values of these columns.

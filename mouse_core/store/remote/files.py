@@ -59,8 +59,8 @@ class Place(NamedTuple):
     """A client of remote objects, and the mirror that caches their bytes.
 
     Args:
-        client: Reads and lists the objects.
-        mirror: Caches the bytes that were read.
+        client: The client, which reads and lists the objects.
+        mirror: The mirror, which caches the bytes that were read.
     """
 
     client: FolderClient
@@ -84,7 +84,7 @@ class FileTrailer:
     A trailer has no reference to a mirror, because the mirror's objects refer to the trailers.
 
     Args:
-        client: Reads the objects.
+        client: The client, which reads the objects.
         folder: The folder of the cache.
         info: The size and version of the segment's object.
         sealed: The manifest's entry of the segment.
