@@ -150,7 +150,7 @@ def test_boundaries_hold_in_views_and_mixtures() -> None:
     [
         ("tasks", {}, "'task'.* or a Column"),
         ("task", {}, "expected a column of tasks"),
-        (Column("nothing"), {}, "among .*'x'.*found 'nothing'"),
+        (Column("nothing"), {}, "one of the columns .*'x'.*found 'nothing'"),
         (Column("x"), {"weighting": "often"}, "weighting"),
         (Column("x"), {"windows": {"reward": [0, 1]}, "sequence_length": None, "pad": False}, "pad"),
     ],

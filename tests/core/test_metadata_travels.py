@@ -368,7 +368,6 @@ def test_writers_of_other_formats_refuse_rows_of_the_other_alignment(tmp_path: P
     for given in (
         rows,
         rows.data.table,
-        rows.data.table.to_batches(),
         DatasetStore(alignment="outgoing").from_dataset(rows),
     ):
         with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):

@@ -127,7 +127,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     for other, message in (
         (Other(1, 4), r"field 'window': expected int64 .* found int32"),
         (Fewer(1, 4), "expected fields"),
-        (Outgoing(1, 4), "spec of member 'a'"),
+        (Outgoing(1, 4), "member 'b' to have the spec of 'a'"),
     ):
         with pytest.raises(SchemaError, match=message):
             MixtureSource({"a": one, "b": other})

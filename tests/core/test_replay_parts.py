@@ -373,7 +373,7 @@ def test_rows_go_to_the_members_they_name() -> None:
     for wrong, ids, error, message in (
         (rows(3), [0, 1], ConfigError, "expected 3 buffer_ids"),
         (rows(3), [0.0, 1.0, 0.0], ConfigError, "integers"),
-        (rows(3), [0, 2, 0], ConfigError, r"0\.\.1, found 2"),
+        (rows(3), [0, 2, 0], ConfigError, r"0\.\.1, of a buffer with ndim=1, found 2"),
         (rows(3), [0, -1, 0], ConfigError, "found -1"),
         ({"row": np.zeros(3)}, [0, 1, 0], SchemaError, "expected the fields"),
         (rows(3), "nowhere", MissingFieldError, "nowhere"),

@@ -126,6 +126,10 @@ TRANSITIONS = "`transitions=True` delivers the action that was taken at the obse
 OUTGOING = "rows of a replay buffer or a rollout: the action leaves the observation beside it"
 SETTLED: dict[tuple[str, str], str] = {
     ("docs/getting-started.md", ""): TRANSITIONS,
+    (
+        "docs/guides/minari.md",
+        "buffer_of",
+    ): "Minari has T+1 observations and T actions: the first row's action is left out",
     ("docs/guides/normalisation.md", ""): "a policy that acts: what it says is no part of a batch",
     ("docs/guides/rollouts.md", ""): OUTGOING,
     ("docs/notebooks/jax.ipynb", "loss_of"): OUTGOING,
