@@ -34,8 +34,8 @@ class Pair:
     """Two runs with the same variant and seed in two frameworks.
 
     Attributes:
-        left: One run.
-        right: The other run.
+        left: The first run of the pair.
+        right: The second run of the pair.
         same_data: Whether both runs received the same data.
         steps: The steps at which both runs recorded a value, int64 ``[n]``, ascending.
         difference: The difference of the two runs' values at each step, relative to the larger value, float64 ``[n]``.
@@ -96,8 +96,8 @@ def same_data(left: Run, right: Run) -> Evidence:
     not cover other data that a training reads, from the store or another source.
 
     Args:
-        left: One run.
-        right: The other run.
+        left: The first run of the pair.
+        right: The second run of the pair.
 
     Returns:
         The proof, or the reason why there is no proof.

@@ -1,5 +1,6 @@
-"""Studies, which run a training function for all combinations of variants, frameworks and seeds, declared in Python;
-and the arguments of training functions."""
+"""The class ``Study``, which declares a training for all combinations of variants, frameworks and seeds; and the
+argument and the result of training functions.
+"""
 
 from __future__ import annotations
 

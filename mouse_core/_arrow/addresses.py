@@ -188,8 +188,8 @@ def locate_checked(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
 def check_rows(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array, label: str, *, whole: bool = True) -> None:
     """Check that all values of rows are inside the memory of their columns.
 
-    Reading a list or a text with a damaged offset would crash the process. Arrow checks offsets only on request, and
-    then also reads values of the column that are outside a slice.
+    Reading a list or a text with a damaged offset would crash the process. Arrow checks offsets only on request.
+    Arrow's check also reads values of the column that are outside of a slice.
 
     Args:
         rows: The rows.

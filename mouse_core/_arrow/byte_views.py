@@ -296,7 +296,7 @@ class FieldChunks:
         fields: The fields.
         table: The known properties of the chunks.
         chunks: Number of existing chunks in the table.
-        row_bytes: Bytes of a step of each field, int64 ``[fields]``.
+        row_bytes: Size in bytes of one step of each field, int64 ``[fields]``.
         spans: The spans of memory, numbered in this order; the columns keep the memory alive.
         memory: The memory in which the views are allocated.
     """
@@ -352,7 +352,7 @@ class FieldChunks:
         return len(growth.replaced) == 1 and all(name in now and before.get(name) == now[name] for name in names)
 
     def byte_views(self, windows: Windows, *, later: bool = False) -> ByteViews | None:
-        """Return the views of windows; None if no field has only regular chunks in these windows.
+        """Return the views of windows; None if, in these windows, every field has an irregular chunk.
 
         With ``later``, values of the windows are read only when they are copied.
         """

@@ -94,7 +94,7 @@ class StoreClient:
 
     A call returns when the rows are in the store. If the server stops, the client waits until the server restarts, and
     repeats unanswered calls; the rows of each call are written once. The rows of a call are contiguous in the store,
-    unless the store's disk became full during the call. A client may be used by one thread at a time. If another client
+    unless the store's disk became full during the call. Only one thread at a time may use a client. If another client
     connects with the same name, later calls of the earlier client raise ConfigError.
 
     Args:

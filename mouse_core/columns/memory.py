@@ -208,7 +208,8 @@ class RowSchema:
         return cls(structure_of(rows), fields, num_envs)
 
     def check(self, rows: Any, lead: int, ndim: int) -> tuple[list[Any], int]:
-        """Return the leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and ``n``.
+        """Return the leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and the number of rows,
+        ``n``.
 
         A ragged field is returned as a list with the bytes of each row.
 
@@ -352,7 +353,7 @@ def checked(
 
     Args:
         rows: See ``Storage.append``.
-        known: The schema of the rows in the storage; None: the rows are the first rows.
+        known: The schema of the rows in the storage; None if ``rows`` are the first rows.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
         ndim: ``ndim`` of the storage.
         ragged: Names of fields that are declared as ragged.

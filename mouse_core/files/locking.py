@@ -22,7 +22,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def lock(file: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until ``unlock`` or close.
+    """Lock an open file or folder until ``unlock`` is called or the file or folder is closed.
 
     Args:
         file: Descriptor of the file or folder.

@@ -26,9 +26,9 @@ The two kinds of logs are:
       write 120 to the note    from now on, a log of 119 bytes is damaged, and a missing log raises DataError too
 
   The note is not synced when its numbers increase, so after a power cut the numbers can be too small.
-- ``MappedLog`` is mapped memory: appending a record costs no system call, 1 instead of 8 microseconds. The length of a
-  record is written last, as one word; a length of 0 marks the end of the log. Only the process that created a mapped
-  log appends to that log. Other processes read the log after that process has ended.
+- ``MappedLog`` is a log in mapped memory. Appending a record needs no system call, and takes 1 microsecond instead of
+  8. The length of a record is written last, as one word; a length of 0 marks the end of the log. Only the process that
+  created a mapped log appends to that log. Other processes read the log after that process has ended.
 """
 
 from __future__ import annotations

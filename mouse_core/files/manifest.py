@@ -52,7 +52,7 @@ class ManifestFile:
     Args:
         bytes: Size of the file in bytes.
         digest: Digest of all bytes.
-        rows: Number of rows; None: the file has metadata instead of rows.
+        rows: Number of rows; None if the file contains metadata instead of rows.
         schema: Digest of the schema at the beginning of an Arrow file; see ``_schema_digest``.
     """
 

@@ -553,8 +553,8 @@ class RowDigest:
     """A digest of rows, which are added as record batches one after another.
 
     Args:
-        schema: The schema of the rows; required only if it is possible that there are no batches. The default is the
-            schema of the first batch.
+        schema: The schema of the rows; required only if ``update`` is possibly never called. The default is the schema
+            of the first batch.
         hashed: A function that returns a new hash object, with the methods ``update`` and ``digest``.
     """
 

@@ -109,10 +109,10 @@ class TreeLayout(Aligned):
     a list or a mapping. In a list, the last part of a path is the name of its array. A mapping maps names to paths. One
     name in a mapping can be empty: the array at its path gets the same column name as an array at a single path.
 
-    If paths contain ``*``, an episode consists of all arrays with the same name for ``*``. With ``one_a_file``, each
-    file is an episode. If neither is used, episodes end at the rows that ``episode_ends`` or ``is_last`` mark or,
-    without these two arguments, where ``terminated`` or ``truncated`` is set. If an episode has one observation more
-    than actions, the last observation is the final observation of the episode.
+    If paths contain ``*``, an episode consists of all arrays whose paths have the same name in place of ``*``. With
+    ``one_a_file``, each file is an episode. Without ``*`` and ``one_a_file``, episodes end at the rows that
+    ``episode_ends`` or ``is_last`` mark or, without these two arguments, where ``terminated`` or ``truncated`` is set.
+    If an episode has one observation more than actions, the last observation is the final observation of the episode.
 
     Args:
         observation: Values ``[T, ...]`` or ``[T + 1, ...]``.
@@ -244,7 +244,7 @@ class TreeLayout(Aligned):
                 yield "alignment: expected 'outgoing' if only flags define where episodes end"
 
     def roles(self) -> dict[str, dict[str, str]]:
-        """Paths by role and name; if a role has a single path, its name is empty."""
+        """Paths by role and name; if a role has a single path, the name of this path is empty."""
         found = {}
         for role in ("observation", "action", "reward", *FLAGS, "next_observation", "metadata"):
             value = getattr(self, role)

@@ -208,7 +208,7 @@ def contents(path: Path) -> str:
 
 
 def is_lerobot(path: Path) -> bool:
-    """Whether a folder has the metadata of LeRobot."""
+    """Whether a folder contains the metadata of a LeRobotDataset."""
     return (path / "meta" / "info.json").is_file()
 
 

@@ -38,9 +38,9 @@ def read_openml(
 ) -> RowStream:
     """Read a table of OpenML as a contextual bandit: a row for each example, with alignment "outgoing".
 
-    ``observation`` holds the features in the order of the table, float64. A text or boolean becomes the index of the
-    value among all values of its column in alphabetical order. ``action`` is the index of the class,
-    or, for a regression, the target value as a vector of length 1. ``reward`` and ``done`` are 1 in every row.
+    ``observation`` holds the features in the order of the table, float64. A text or boolean becomes an index: its
+    position among the different values of its column, in alphabetical order. ``action`` is the index of the class, or,
+    for a regression, the target value as a vector of length 1. ``reward`` and ``done`` are 1 in every row.
     ``format_metadata`` holds the names of features and classes. Features are not scaled; use a ``Normalizer`` for that.
 
     Args:

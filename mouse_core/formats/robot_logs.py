@@ -1204,8 +1204,8 @@ def matched(times: Times, ticks: Times, match: str, tolerance: float) -> tuple[T
     """Return, for each tick, the index of a topic's message and its distance in time; both are int64 ``[ticks]``.
 
     Example with messages at 10, 20 and 30: for a tick at 19, "nearest" selects the second message and "hold" selects
-    the first. For a tick at 15, "nearest" selects the first message, because it prefers the earlier of two equally near
-    messages.
+    the first. For a tick at 15, "nearest" selects the first message, because "nearest" prefers the earlier of two
+    equally near messages.
 
     Args:
         times: Times of the messages in nanoseconds, ascending, with at least one message.

@@ -358,7 +358,7 @@ def _done_flags(arrays: Arrays, key: Key) -> Bools:
 
 
 def _by_lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Reshape to ``[n, environments, ...]``; an array without a dimension of environments gets one of size 1."""
+    """Reshape an array to ``[n, environments, ...]``; a missing dimension of environments is inserted with size 1."""
     return values.reshape(shape[0], int(np.prod(shape[1:], dtype=np.int64)), *values.shape[len(shape) :])
 
 

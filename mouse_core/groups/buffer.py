@@ -830,7 +830,7 @@ class RolloutBuffer(BatchFiles):
         """Create a batch with the batch maker, and store the batch.
 
         When the call returns, the batch is on disk, and its rollouts count as used, also after a restart. If a batch
-        cannot be written, the next call stores it.
+        cannot be written, the next call stores the same batch.
 
         Args:
             batch_size: The number of examples.

@@ -87,7 +87,7 @@ class GroupSlice:
         part: The indexed properties of the rollouts.
         rows: The scored rollouts, ``[n]`` of ``_ROW``: rollouts that have tokens in the loss.
         present: The number of scored rollouts that were not removed.
-        group_uid: The uid of their sealed group; "" without a sealed group.
+        group_uid: The uid of the sealed group of the rollouts; "" if the rollouts are in no sealed group.
         group: The stored group of the rollouts, or None.
         record: Without a stored group, the single rollout of the slice; None after the rollout was removed.
 

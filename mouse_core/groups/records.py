@@ -293,7 +293,7 @@ class Columns(Mapping[str, RolloutColumn]):
         return [column for column in self._columns.values() if column.per == per]
 
     def refuse_others(self, names: Iterable[str], per: str, where: str, remedy: str = "") -> None:
-        """Raise DataError for a name that is not declared as a column with a value per ``per``."""
+        """Raise DataError for a name that is not declared as a column of the kind ``per`` ("token" or "example")."""
         known = [one.name for one in self.of(per)]
         for name in names:
             if name not in known:

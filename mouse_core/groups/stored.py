@@ -370,7 +370,7 @@ class FolderBatches(BatchFiles):
     """Reads the stored batches of a folder that another process owns, without changes.
 
     Args:
-        root: The folder, which need not exist yet.
+        root: The folder, which possibly does not exist yet.
     """
 
     def __init__(self, root: Path) -> None:

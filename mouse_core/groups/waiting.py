@@ -281,7 +281,7 @@ class Waiting:
     # ------------------------------------------------------------------ changes
 
     def carry_out(self, plan: SealingPlan, number: int) -> list[GroupFile]:
-        """Log the rollouts that will wait, and write the sealed groups to files.
+        """Write rollouts of groups that are not sealed to the log, and write the sealed groups to files.
 
         Args:
             plan: The result of ``plan`` or of another method that returns a plan.

@@ -29,9 +29,10 @@ class Recorder:
     Rows have the store's alignment. In an "arrived" store an episode of T transitions has T+1 rows, and the first row
     has a placeholder action. In an "outgoing" store, the episode has T rows, without its final observation. Columns are
     named as in ``DatasetStore.add_episode``: ``observation`` and ``action``; for nested spaces ``observation.<key>``
-    and ``action.<key>``. Batches have fields of these names, in the columns' dtype and shape. ``done`` is 1 if the
-    episode terminated, and 2 if the episode was truncated but not terminated. ``store.metadata.recordings`` describes
-    the environment, its spec and spaces, the versions of packages, and the policy.
+    and ``action.<key>``. Batches have fields with the names of these columns, in the dtype and shape of the columns.
+    ``done`` is 1 if the episode terminated, and 2 if the episode was truncated but not terminated.
+    ``store.metadata.recordings`` describes the environment, its spec and spaces, the versions of packages, and the
+    policy.
 
     Rewards may be vectors. If ``terminated`` or ``truncated`` are flags of agents ``[A]``, the episode ends when its
     last agent ends, and the column ``agent_done`` has the codes of agents; see ``DatasetStore.add_episode``.
@@ -182,19 +183,19 @@ class _DmEnvRecorder(Recorder):
         return timestep
 
     def observation_spec(self) -> Any:
-        """Return the environment's spec of this name."""
+        """Return ``observation_spec()`` of the environment."""
         return self._env.observation_spec()
 
     def action_spec(self) -> Any:
-        """Return the environment's spec of this name."""
+        """Return ``action_spec()`` of the environment."""
         return self._env.action_spec()
 
     def reward_spec(self) -> Any:
-        """Return the environment's spec of this name."""
+        """Return ``reward_spec()`` of the environment."""
         return self._env.reward_spec()
 
     def discount_spec(self) -> Any:
-        """Return the environment's spec of this name."""
+        """Return ``discount_spec()`` of the environment."""
         return self._env.discount_spec()
 
     def interrupt(self) -> None:

@@ -433,7 +433,7 @@ class NStepReturn:
     ICML 2018).
 
     Args:
-        n: Steps, at least 1.
+        n: Number of steps, at least 1.
         discount: The discount per step, in ``[0, 1]``.
         reward: The field of rewards.
 
@@ -477,7 +477,7 @@ class NStepDiscount:
     ``discount`` 1, the factor is the mask ``1 - terminated``.
 
     Args:
-        n: Steps, at least 1.
+        n: Number of steps, at least 1.
         discount: The discount per step, in ``[0, 1]``.
 
     Raises:

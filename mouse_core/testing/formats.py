@@ -28,7 +28,7 @@ _BATCHES = 5
 
 
 class SourceConformance:
-    """Tests that loaders can use a source: ``mouse_core.prefetch.Source``.
+    """Tests that loaders can use a source, which implements ``mouse_core.prefetch.Source``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 

@@ -26,7 +26,7 @@ _INDICES = (0, 1, 2, 17, 1000)
 
 
 class WindowSamplerConformance:
-    """Tests that ``BatchSource`` can use a sampler of windows: ``mouse_core.sampling.WindowSampler``.
+    """Tests that ``BatchSource`` can use a sampler of windows, which implements ``mouse_core.sampling.WindowSampler``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 
@@ -162,7 +162,7 @@ class WindowSamplerConformance:
 
 
 class ReplaySamplerConformance:
-    """Tests that ``ReplayBuffer`` can use a sampler: ``mouse_core.replay.Sampler``.
+    """Tests that ``ReplayBuffer`` can use a sampler, which implements ``mouse_core.replay.Sampler``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 

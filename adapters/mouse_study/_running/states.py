@@ -389,7 +389,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether a value is a dict, list or tuple without methods for its state."""
+    """Whether a value is a dict, list or tuple without the methods ``state_dict`` and ``load_state_dict``."""
     if hasattr(value, "state_dict") or _is_nnx(value):
         return False
     return isinstance(value, Mapping | list) or (isinstance(value, tuple) and _is_part(value))

@@ -261,7 +261,7 @@ class Worker:
         self.note("partial")
 
     def _restore(self) -> int:
-        """Restore the checkpoint, if it exists; return the number of valid bytes of the records."""
+        """Restore the checkpoint, if it exists; return the number of valid bytes in the file of records."""
         file = self.folder / "checkpoint"
         if not file.exists():
             return 0

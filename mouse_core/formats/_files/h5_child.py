@@ -203,7 +203,7 @@ def _send(out: BinaryIO, header: dict[str, Any], parts: list[Any]) -> None:
 
 
 def serve(path: str, opened: Callable[[str], Any]) -> None:
-    """Answer requests until there are no more.
+    """Answer requests until the input ends.
 
     Args:
         path: The first file; requests may name further files.

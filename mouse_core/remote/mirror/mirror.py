@@ -864,7 +864,7 @@ class _Map:
         return not (masks & ~self._table.state[blocks]).any()
 
     def wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Wait until the bytes in ranges of addresses are present; return the token for ``still``."""
+        """Wait until the bytes in ranges of addresses are present; return a token, the argument of ``still``."""
         process, table = self._mirror._process(), self._table
         blocks, masks = touched(begins - self.begin, ends - self.begin)
         pages, waited = pages_of(blocks, masks), False

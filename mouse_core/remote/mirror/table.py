@@ -161,7 +161,7 @@ def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> t
 
 def pieces(sizes: Int64s, most: int) -> Iterator[tuple[int, int]]:
     """Divide ``sizes`` into consecutive groups, each with a sum of at most ``most``; yield the first index and the end
-    index of each group. A size above ``most`` is a group of its own.
+    index of each group. A size above ``most`` is a separate group.
     """
     first = 0
     reached = np.cumsum(sizes)
@@ -672,7 +672,7 @@ class PageSums(Protocol):
         ...
 
     def named(self, message: str) -> str:
-        """Return the message with the name of the object."""
+        """Return an error message with the name of the object added."""
         ...
 
 

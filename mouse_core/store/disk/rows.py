@@ -291,7 +291,7 @@ class Limits:
         """Return how many of the oldest files to drop; the newest file stays.
 
         Args:
-            files: Rows and bytes of each file, the oldest first.
+            files: The number of rows and the size in bytes of each file, the oldest first.
             rows: Number of rows outside of `files` that count towards the limit.
             size: Size in bytes of rows outside of `files` that counts towards the limit.
         """

@@ -64,7 +64,7 @@ class Setup:
         return self.num_envs or 1
 
     def options(self, seed: int) -> dict[str, Any]:
-        """Return the options of ``init`` besides the example and the capacity."""
+        """Return the options of ``init``, except the example and the capacity."""
         names = ("num_envs", "batch_size", "slices", "transform", "priorities", "order")
         return {name: getattr(self, name) for name in names} | {"seed": seed}
 

@@ -115,7 +115,7 @@ class StorageConformance:
         self._holds(storage, {number % 12: number for number in range(3, 15)})
 
     def test_whole_time_steps_fit(self, tmp_path: Path) -> None:
-        """The first write fixes the number of environments and rounds the capacity down to whole time steps."""
+        """The first write determines the number of environments, and rounds the capacity down to full time steps."""
         if 2 not in self.ndims:
             return
         storage = self._new(10, 2, tmp_path)

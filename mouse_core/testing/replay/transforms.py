@@ -23,7 +23,7 @@ from mouse_core.testing._comparing import refused
 
 
 class TransformConformance:
-    """Tests that ``ReplayBuffer`` can use a transform, in any thread: ``mouse_core.replay.Transform``.
+    """Tests that ``ReplayBuffer`` can use a transform, which implements ``mouse_core.replay.Transform``, in any thread.
 
     Subclass it in a test file, under a name that begins with ``Test``, and implement ``make``:
 

@@ -66,7 +66,7 @@ def render_chat(
         template: The template.
         messages, tools: See ``ChatTemplate.render``.
         end_of_turn: The text with which an assistant ends an answer, such as ``<|im_end|>``; text that the template
-            writes after it is not generated. The default is the template's variable ``eos_token``. The argument is
+            writes after it is not generated. The default is the template's variable ``eos_token``. ``end_of_turn`` is
             ignored if the template has ``{% generation %}``.
 
     Raises:
