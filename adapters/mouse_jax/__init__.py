@@ -1,4 +1,4 @@
-"""JAX adapter: the batches of ``mouse_core`` as dicts of ``jax.Array``."""
+"""The JAX adapter, which delivers the batches of ``mouse_core`` as dicts of ``jax.Array``."""
 
 try:
     import jax as _jax  # noqa: F401

@@ -1,6 +1,6 @@
-"""The random numbers of ``mouse_core.randomness``, computed by JAX with equal bits, also under ``jax.jit``.
+"""The random numbers of ``mouse_core.randomness``, computed bit-identically by JAX, also under ``jax.jit``.
 
-Words are uint64. JAX without x64 has no 64-bit integers, so operations on words are traced within
+Random words are uint64. JAX without x64 has no 64-bit integers, so operations on words are traced within
 ``jax.enable_x64``.
 """
 
@@ -18,21 +18,21 @@ _ROUNDS = 10
 _HALF = 0xFFFFFFFF
 
 SHUFFLED_UP_TO = 1 << 14
-"""Largest number of elements for which ``mouse_core.randomness.Order`` is a stored shuffle."""
+"""The largest number of elements for which ``mouse_core.randomness.Order`` stores a complete shuffle."""
 # Number of rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _ORDER_ROUNDS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 _State = tuple[list[jax.Array], list[jax.Array]]
-"""The counters and the keys between two rounds."""
+"""The counters and the keys between two rounds of Philox."""
 
 
 def permutation(seed: jax.Array, epoch: jax.Array, n: int) -> jax.Array:
     """Return the order of ``n`` rows in an epoch, equal to ``mouse_core.rollouts.permutation``.
 
     Args:
-        seed: The halves of the seed, uint32 ``[2]``, high first.
-        epoch: Integer ``[]``, below 2**32; can be traced.
+        seed: The two 32-bit halves of the seed, uint32 ``[2]``, the upper half first.
+        epoch: The index of the epoch, an integer ``[]`` below 2**32; can be traced.
         n: Number of rows, below 2**31.
 
     Returns:
@@ -51,11 +51,11 @@ def integers(word: jax.Array, high: jax.Array) -> jax.Array:
     """Convert random words to integers in ``[0, high)``, with the same results as ``Key.integers``.
 
     ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
-    truncates. The float64 product is rounded to 53 bits before it is truncated. This rounding rounds a product up to an
-    integer if the product lies less than half a unit in the last place below the integer. ``integers`` computes the
-    product exactly. The product's integer part q has b bits, which leaves 53 - b bits for the fraction. With 53 - b
-    bits, the float64 product is rounded up to q + 1 if the fraction is at least ``1 - 2**(b - 54)``. A tie is also
-    rounded to q + 1, because the last bit of q + 1 is 0.
+    truncates. The float64 product is rounded to 53 bits before it is truncated. A product that lies less than half a
+    unit in the last place below an integer is therefore rounded up to this integer. In contrast, ``integers`` computes
+    the product exactly, and then applies the same rounding. If the product's integer part q has b bits, 53 - b bits
+    remain for the fraction. With 53 - b bits, the float64 product is rounded up to q + 1 if the fraction is at least
+    ``1 - 2**(b - 54)``. A tie is also rounded to q + 1, because the last bit of q + 1 is 0.
 
     Args:
         word: The words, uint64 ``[n]``.
@@ -77,12 +77,12 @@ def integers(word: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def scaled(word: jax.Array, total: jax.Array) -> jax.Array:
-    """Return ``floor(word * total / 2**64)``, uint64; only within ``jax.enable_x64``."""
+    """Return ``floor(word * total / 2**64)``, uint64; call it only within ``jax.enable_x64``."""
     return _upper_product(word, total >> 32, total & _HALF)
 
 
 def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: int = 0) -> jax.Array:
-    """Return ``Key(seed, purpose, index, call).bits(n)``, uint64 ``[n]``; ``index`` is below 2**32."""
+    """Return ``Key(seed, purpose, index, call).bits(n)``, uint64 ``[n]``; ``index`` must be below 2**32."""
     with jax.enable_x64(True):
         blocks, number = -(-n // 4), jnp.asarray(index).astype(jnp.uint32).astype(jnp.uint64)
         none = nothing(seed[0], number).astype(jnp.uint64)
@@ -96,14 +96,14 @@ def words(seed: jax.Array, purpose: Purpose, index: jax.Array, n: int, *, call: 
 
 
 def bits(key: jax.Array, n: int) -> jax.Array:
-    """Return words that are drawn with a random key of JAX, uint64 ``[n]``."""
+    """Return random words, uint64 ``[n]``, that are drawn with a random key of JAX."""
     halves = jax.random.bits(key, (2, n), jnp.uint32)
     with jax.enable_x64(True):
         return _joined(halves)
 
 
 def halves_of(word: jax.Array) -> jax.Array:
-    """Return the halves of a word ``[1]``, uint32 ``[2]``, high first."""
+    """Return the two 32-bit halves of a word ``[1]``, uint32 ``[2]``, the upper half first."""
     with jax.enable_x64(True):
         return jnp.concatenate([word >> 32, word & _HALF]).astype(jnp.uint32)
 
@@ -112,13 +112,14 @@ def nothing(*numbers: jax.Array) -> jax.Array:
     """Return zero, uint32 ``[]``. If one of ``numbers`` varies over shards, ``jax.shard_map`` also treats the zero as
     varying.
 
-    In ``jax.shard_map``, the values that a loop carries must already be varying before the first iteration.
+    The reason: in ``jax.shard_map``, the values that a loop carries must already be varying before the first iteration.
     """
     return jnp.asarray(sum(number.astype(jnp.uint32) * jnp.uint32(0) for number in numbers), jnp.uint32)
 
 
 def shuffled(seed: jax.Array, purpose: Purpose, index: jax.Array, n: jax.Array, *, most: int) -> jax.Array:
-    """Return the elements of an ``Order`` that is a stored shuffle, for ``in_order``: int32 ``[min(most, 16384)]``.
+    """Return all elements of an ``Order`` that stores a complete shuffle, int32 ``[min(most, 16384)]``; ``in_order``
+    takes the result as ``table``.
 
     Args:
         seed, purpose, index: The key of the order, as in ``words``.
@@ -145,7 +146,7 @@ def in_order(
     """Return the elements at ``positions`` of ``Order(Key(seed, purpose, index), n)``, int32 ``[B]``.
 
     Args:
-        seed, purpose, index, n, most: As in ``shuffled``.
+        seed, purpose, index, n, most: See ``shuffled``.
         positions: Int32 ``[B]``, each in ``[0, n)``.
         table: The result of ``shuffled``.
     """
@@ -188,7 +189,7 @@ def _mixed(number: jax.Array, key: jax.Array, divisor: jax.Array) -> jax.Array:
 
 
 def _joined(halves: jax.Array) -> jax.Array:
-    """Return words from their halves, uint32 ``[2, ...]``, high first."""
+    """Return words whose halves are ``halves``, uint32 ``[2, ...]``, the upper half first."""
     return (halves[0].astype(jnp.uint64) << 32) | halves[1].astype(jnp.uint64)
 
 

@@ -1,4 +1,4 @@
-"""TokenAugmenter for JAX."""
+"""TokenAugmenter, which augments batches of JAX arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
     """Augments batches of ``jax.Array``, ``{field: [B, S, ...]}``, on their devices.
 
     ``update_augmentations(batch)`` draws permutations, scales and shifts. Every later call augments a batch with these
-    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host, and equal the numbers of
-    ``mouse_core`` for the same seed. Values equal the values of NumPy bit by bit (except subnormal numbers, which XLA
-    flushes to zero on the CPU).
+    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host; for the same seed, they
+    equal the random numbers of ``mouse_core``. The augmented values are bit-identical to the values that ``mouse_core``
+    computes with NumPy (except subnormal numbers, which XLA flushes to zero on the CPU).
 
-    For a compiled step, draw outside of the step, and apply the draws inside the step. The draws are a pytree, and
-    ``jax.jit`` compiles the step once for each shape of batch.
+    For a compiled training step, draw the random numbers outside of the step, and apply them inside the step. The draws
+    are a pytree, and ``jax.jit`` compiles the step once for each shape of batch.
 
         augmenter.update_augmentations(batch)
         state = train_step(state, batch, augmenter.next_draws(batch))  # calls mouse_core.augment.apply
@@ -32,9 +32,10 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         augment: The augmentations.
         max_num_actions: Number of actions; 0: the number in ``augment``, or the number of columns of ``q_star``.
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
-        device: Ignored: draws are transferred to the device of the batch.
+        device: Ignored, because draws are transferred to the device of the batch.
         seed: An integer in ``[0, 2**64)``.
-        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
+        image_shape: The shape ``(H, W, C)`` of a flattened ``obs_image``, or a dict from field to shape for several
+            fields; required for crops.
         validate: Whether actions, done codes and states that are out of range raise an error. If ``validate`` is None,
             codes are checked on the CPU but not on other devices, where the check would wait for all queued work.
             Without the check, codes that are out of range stay unchanged.

@@ -1,4 +1,6 @@
-"""Replacements of 64-bit dtypes, random keys and seeds, and checks whether values are concrete or traced."""
+"""Replacements for 64-bit dtypes, conversions of random keys and seeds, and checks whether values are concrete or
+traced.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,27 @@ REPLACED_DTYPES: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
         np.dtype(np.float64): np.dtype(np.float32),
     }
 )
-"""The delivered dtype for each dtype that JAX lacks without x64."""
+"""A dict from each dtype that JAX lacks without x64 to the dtype that is delivered instead."""
 
 
 def replaced_dtypes() -> dict[np.dtype[Any], np.dtype[Any]]:
     """Return ``REPLACED_DTYPES``, or an empty mapping with x64 enabled, for ``BatchSource(replace_dtypes=...)``.
 
-    JAX itself narrows numbers silently, so that 2**40 + 5 becomes 5. A source with this mapping raises an error
-    instead.
+    JAX itself converts 64-bit numbers to 32 bits without an error, so 2**40 + 5 becomes 5. A source with this mapping
+    raises an error instead.
     """
     return {} if x64_enabled() else dict(REPLACED_DTYPES)
 
 
 def x64_enabled() -> bool:
-    """Whether JAX has 64-bit numbers in this thread: by ``jax_enable_x64``, or inside ``jax.enable_x64(True)``."""
+    """Whether JAX has 64-bit numbers in this thread, because ``jax_enable_x64`` is set or the call is inside
+    ``jax.enable_x64(True)``.
+    """
     return bool(jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is the dtype of JAX's random keys, which are not numbers."""
+    """Whether a dtype is a dtype of JAX's random keys, which are not numeric."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
@@ -58,12 +62,12 @@ def as_key(value: jax.Array) -> jax.Array:
 WIDER: Mapping[str, type[np.generic]] = MappingProxyType(
     {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float16}
 )
-"""The NumPy dtype that replaces each dtype of less than a byte."""
+"""A dict from each dtype of less than one byte to the NumPy dtype that replaces it."""
 
 
 def as_numbers(leaf: jax.Array) -> jax.Array:
-    """Convert values to NumPy's dtypes: random keys by ``jax.random.key_data``, and dtypes of less than a byte to
-    dtypes of one byte.
+    """Convert values to dtypes of NumPy: random keys are converted by ``jax.random.key_data``, and dtypes of less than
+    one byte to dtypes of one byte.
     """
     if is_key(leaf.dtype):
         return jax.random.key_data(leaf)
@@ -72,16 +76,16 @@ def as_numbers(leaf: jax.Array) -> jax.Array:
 
 
 def known(value: Any) -> int | None:
-    """Return a number as int; None if it is traced."""
+    """Return a number as an int; None if the number is traced."""
     return None if isinstance(value, jax.core.Tracer) else int(value)
 
 
 def are_known(*arrays: Any, anywhere: bool = False) -> bool:
-    """Whether values can be read without waiting: no value is traced, and all values are on the host.
+    """Whether values can be read without waiting for a device: no value is traced, and all values are on the host.
 
     Args:
         arrays: The values.
-        anywhere: Whether the values may be on any device.
+        anywhere: Whether values on any device are accepted, not only values on the host.
     """
     for array in arrays:
         if isinstance(array, jax.core.Tracer):
@@ -96,7 +100,8 @@ def are_known(*arrays: Any, anywhere: bool = False) -> bool:
 
 
 def seed_halves(seed: Any) -> jax.Array:
-    """Return the halves of a seed or a random key, uint32 ``[2]``, high first; the argument can be traced.
+    """Return the two 32-bit halves of a seed or a random key, uint32 ``[2]``, the upper half first; the argument can be
+    traced.
 
     Raises:
         ConfigError: The seed is neither a random key nor an integer in ``[0, 2**64)`` (the range is checked only if the

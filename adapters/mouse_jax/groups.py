@@ -1,10 +1,11 @@
-"""Examples of rollout groups as JAX arrays: padded, packed or concatenated, and in streams by rank.
+"""Training examples of rollout groups as JAX arrays: padded, packed or concatenated, and as streams with a part of the
+examples for each rank.
 
 ``pad``, ``pack`` and ``concatenate`` take the arguments of the functions with the same names in ``mouse_core.groups``,
-and two more arguments. ``device`` is the device of the arrays, by default JAX's default device. ``sharding``
+and two additional arguments. ``device`` is the device of the arrays, by default JAX's default device. ``sharding``
 distributes arrays ``[B, L]`` over devices of this process; columns with a value per example are distributed along
-``B``. Without x64, dtypes have at most 32 bits. A jitted step is compiled again for every new length and number
-of rows; ``length``, ``num_rows`` and ``capacity`` fix these sizes.
+``B``. Without x64, dtypes have at most 32 bits. A jitted step is compiled again for every new length and every new
+number of rows; the arguments ``length``, ``num_rows`` and ``capacity`` keep these sizes constant.
 """
 
 from __future__ import annotations
@@ -55,9 +56,7 @@ def _common(shape: tuple[int, ...], tokens: tuple[int, ...]) -> int:
 
 
 def _layout(sharding: Sharding, common: int) -> Sharding:
-    """Return the sharding of an array. The leading axes that the array has in common with the tokens are sharded like
-    the tokens.
-    """
+    """Return the sharding of an array: the first ``common`` axes are sharded like the axes of the tokens."""
     if not isinstance(sharding, NamedSharding) or len(sharding.spec) <= common:
         return sharding
     spec: Any = PartitionSpec(*sharding.spec[:common])  # type: ignore[no-untyped-call]
@@ -91,8 +90,8 @@ class RolloutStream(groups.RolloutStream):
         **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: An error of ``mouse_core.groups.RolloutStream``; or the device does not exist, or ``device`` and
-            ``sharding`` are both given.
+        ConfigError: The device does not exist, or ``device`` and ``sharding`` are both given; see also
+            ``mouse_core.groups.RolloutStream``.
     """
 
     def __init__(

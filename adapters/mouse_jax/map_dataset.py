@@ -1,4 +1,4 @@
-"""Converts a batch source to a grain dataset, for custom pipelines."""
+"""A function that converts a batch source to a grain dataset, for custom pipelines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 def to_grain(source: Source) -> grain.MapDataset:
     """Return the batches of a source as a ``grain.MapDataset``, for pipelines of grain's transformations.
 
-    Element ``i`` is ``source[i]``, a dict of NumPy arrays. The dataset is endless: each epoch is followed by the next
-    epoch, in a new order. An iterator's state ``{"next_index": i}`` counts batches, as the ``state_dict()`` of a loader
-    does.
+    Element ``i`` is ``source[i]``, a dict of NumPy arrays. The dataset has no end: after each epoch, the next epoch
+    begins, in a new order. The state of a grain iterator, ``{"next_index": i}``, has the index of the next batch, like
+    the ``state_dict()`` of a loader.
 
     Each element is a batch, and grain reads 500 elements ahead by default. To read fewer elements ahead, use
-    ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit
-    numbers silently; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` narrows them with a check.
+    ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64, JAX converts 64-bit
+    numbers to 32 bits without a check; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` checks that
+    each number can be represented.
 
-    ``mp_prefetch`` would fail in programs that do not parse flags with absl, so this function marks absl's flags as
-    parsed.
+    Grain's ``mp_prefetch`` would fail in programs that do not parse flags with absl, so this function marks absl's
+    flags as parsed.
 
     Args:
         source: The source of batches: a ``BatchSource``, or another ``mouse_core.prefetch.Source``.
@@ -51,9 +52,9 @@ def to_grain(source: Source) -> grain.MapDataset:
 
 
 class _Endless:
-    """Random access for grain.
+    """A source with random access for grain, which returns ``sys.maxsize`` as its length.
 
-    Grain computes indices modulo the length, so with the length of an epoch, it would repeat the first epoch.
+    Grain computes indices modulo the length, so with the length of one epoch, grain would repeat the first epoch.
     """
 
     def __init__(self, source: Source) -> None:

@@ -15,16 +15,16 @@ from mouse_jax.trees import as_arrays, as_jax
 class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns pytrees of ``jax.Array``.
 
-    Rows are kept in the host's memory. Call the methods outside of ``jax.jit``. The ``RowMap`` classes for NumPy, torch
-    and JAX assign the same indices to the same rows. Without x64 (``jax_enable_x64``), 64-bit values and indices have
-    the dtypes in ``REPLACED_DTYPES``.
+    Rows are stored in the host's memory. Call the methods outside of ``jax.jit``. The ``RowMap`` classes for NumPy,
+    torch and JAX assign the same indices to the same rows. Without x64 (``jax_enable_x64``), 64-bit values and indices
+    have the dtypes in ``REPLACED_DTYPES``.
 
     Args:
         *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.
         device: The device of results: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.maps.RowMap``.
+        ConfigError: The device does not exist; see also ``mouse_core.maps.RowMap``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -42,7 +42,7 @@ class RowMap(maps.RowMap):
 
     @property
     def device(self) -> jax.Device | Sharding | None:
-        """Device of results; None is JAX's default device."""
+        """The device of results; None means JAX's default device."""
         return self._target
 
     def _accept(self, rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Places batches on one device, or by a sharding over devices of one or several processes."""
+"""Functions that place batches on one device, or, by a sharding, on devices of one or several processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _MOST_COPIED = 1 << 20
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of batches.
+    """The devices of batches, and the transfer of batches to these devices.
 
     Args:
-        target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
-        parts: The parts of a complete batch that this process needs, as shards ``(rank, count)`` with the same
-            ``count``, in ascending order. If ``parts`` is None, the process needs the rows that the source itself
-            delivers.
+        target: A device or a sharding; None: JAX's default device, where arrays are not committed to the device.
+        parts: The shards ``(rank, count)`` of a complete batch that this process needs, all with the same ``count``, in
+            ascending order. If ``parts`` is None, the process needs all rows that the source delivers.
     """
 
     target: jax.Device | Sharding | None = None
@@ -44,7 +43,7 @@ class Placement:
         """Return the sources of this process's rows.
 
         Raises:
-            ConfigError: An error of ``check_layout``.
+            ConfigError: See ``check_layout``.
         """
         check_layout(self.target, source)
         if self.parts is None:
@@ -56,7 +55,8 @@ class Placement:
 
         Args:
             arrays: The rows.
-            recurring: Whether arrays of these shapes recur, so that compiling a function for them is worthwhile.
+            recurring: Whether later calls transfer arrays of the same shapes, so that compiling a function for these
+                shapes saves time.
         """
         if self.parts is not None and not self._fully_addressable:
             own, count = len(self.parts), self.parts[0][1]
@@ -82,10 +82,10 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether a compiled function can copy arrays to JAX's default device, faster than ``device_put``.
+    """Whether a compiled function can replace ``device_put`` to copy arrays to JAX's default device, which is faster.
 
-    ``device_put`` takes 50 us for each array, mostly in Python. ``device_put`` and a compiled function give equal
-    results, unless a setting of JAX affects compiled functions or their arguments.
+    ``device_put`` takes 50 us for each array, mostly in Python. The results of ``device_put`` and a compiled function
+    are equal, unless a setting of JAX changes how compiled functions or their arguments are handled.
     """
     config: Any = jax.config
     return (
@@ -106,8 +106,8 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
         source: The source of batches.
 
     Raises:
-        ConfigError: The device does not exist; device and sharding are both given; the source has a shard in addition
-            to the sharding; the sharding has no device of this process; or an error of ``check_layout``.
+        ConfigError: The device does not exist; device and sharding are both given; the source is sharded although
+            ``sharding`` is given; the sharding has no device of this process; see also ``check_layout``.
     """
     target = find_target(device, sharding)
     if sharding is None:
@@ -140,8 +140,8 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with the additional arguments ``device`` and ``sharding``; see ``find_target``.
 
     Args:
-        function: The function of the core, whose first argument is the examples, and which returns NumPy arrays.
-        place: Function that is called with the arrays, the device or sharding, and the examples, and returns the
+        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        place: A function that is called with the arrays, the device or sharding, and the examples, and that returns the
             result.
     """
 
@@ -163,10 +163,10 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
 
 
 def check_layout(target: object, source: BatchSource) -> None:
-    """Check that a sharding divides every batch of an epoch evenly, including a short last batch.
+    """Check that a sharding divides every batch of an epoch evenly, also a shorter last batch.
 
     Raises:
-        ConfigError: The sharding does not divide the shape of a field; the message names the field.
+        ConfigError: The sharding does not divide the shape of a field evenly; the message names the field.
     """
     if not isinstance(target, Sharding):
         return
@@ -188,14 +188,15 @@ def check_layout(target: object, source: BatchSource) -> None:
 
 
 def _axes(source: BatchSource, rows: int) -> tuple[int, ...]:
-    """Return the sizes of the leading axes of ``rows`` windows, in front of the axes of fields."""
+    """Return the sizes of the leading axes of a batch of ``rows`` windows, without the axes of the fields."""
     return (rows, source.sequence_length)[: source.spec.batch_dims]
 
 
 def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
-    """Return the rows of this process's devices as shards: one shard if they are contiguous, else one for each device.
+    """Return the rows of this process's devices as shards: one shard if the rows are contiguous, else one shard for
+    each device.
 
-    Padded batches always have one shard for each device, as each shard is padded separately.
+    For padded batches the result always has one shard for each device, because each shard is padded separately.
     """
     padded = source.uneven == "pad"
     size = _parts_of(sharding, source) if padded else source.batch_size
@@ -211,7 +212,9 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
 
 
 def _parts_of(sharding: Sharding, source: BatchSource) -> int:
-    """Return the number of parts into which a sharding divides a batch's windows; raise ConfigError if it cannot."""
+    """Return the number of parts into which a sharding divides a batch's windows; raise ConfigError if the sharding
+    cannot divide the windows.
+    """
     devices = len(sharding.device_set)
     try:
         return devices // sharding.shard_shape(_axes(source, devices))[0]

@@ -1,4 +1,4 @@
-"""PrefetchBatchifier for JAX."""
+"""PrefetchBatchifier, which delivers batches as JAX arrays."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ArrayMaker:
-    """Creates a batch from its index, in two stages.
+    """Creates the batch with a given index in two stages, ``gather`` and ``transfer``.
 
-    All threads use the thread-local settings of JAX from the thread that created this object.
+    All threads use the thread-local settings of JAX of the thread that created this object.
 
     Args:
         sources: The sources of the shards that this process needs.
         placement: The placement of batches.
         spec: The spec of delivered batches.
-        x64: Whether JAX has 64-bit numbers.
-        default_device: JAX's default device, if it is set.
-        rows: Number of this process's rows in a complete batch.
+        x64: Whether JAX has 64-bit numbers; see ``x64_enabled``.
+        default_device: JAX's default device; None if no default device is set.
+        rows: The number of rows of a complete batch that this process needs.
     """
 
     sources: tuple[BatchSource, ...]
@@ -49,8 +49,8 @@ class ArrayMaker:
     def gather(self, index: int) -> Any:
         """Return this process's rows of batch ``index``, in new memory that is never modified later.
 
-        On a host, rows have the delivered dtypes. For other devices they have the stored dtypes, so that fewer bytes
-        are transferred.
+        If batches stay on the host, the rows have the delivered dtypes. For other devices, the rows have the stored
+        dtypes, so that fewer bytes are transferred.
         """
         if self.placement.on_host:
             parts = [source[index] for source in self.sources]
@@ -92,10 +92,10 @@ class ArrayMaker:
 
 
 def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
-    """Return a function that creates a batch of a source from its index, in two stages.
+    """Return an object that creates the batch of a source with a given index in two stages.
 
     Raises:
-        ConfigError: The placement's sharding does not divide a batch.
+        ConfigError: The placement's sharding does not divide a batch evenly.
     """
     sources = placement.sources(source)
     rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
@@ -106,7 +106,8 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
 
 
 def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
-    """Return a function that creates a complete batch of a replay buffer or a custom source from its index.
+    """Return a function that takes the index of a batch, and creates the complete batch of a replay buffer or a custom
+    source.
 
     Args:
         source: A ``BufferSource``, or a custom source.
@@ -130,7 +131,7 @@ def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool,
 
 
 def thread_settings() -> dict[str, Any]:
-    """Return the thread-local settings of JAX in this thread, which other threads do not inherit."""
+    """Return the thread-local settings of JAX in this thread; other threads do not inherit these settings."""
     config: Any = jax.config
     return {"x64": x64_enabled(), "default_device": config.jax_default_device}
 
@@ -142,7 +143,9 @@ def _changed(x64: bool, default_device: Any) -> Iterator[None]:
 
 
 def settings(x64: bool, default_device: Any) -> AbstractContextManager[None]:
-    """Return a context with the settings of ``thread_settings``; changing a setting costs 10 us."""
+    """Return a context in which JAX has the given settings, a result of ``thread_settings``; changing a setting takes
+    10 us.
+    """
     if thread_settings() == {"x64": x64, "default_device": default_device}:
         return nullcontext()
     return _changed(x64, default_device)
@@ -155,10 +158,11 @@ def _joined(parts: list[Any]) -> Any:
 
 
 class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
-    """Delivers batches in order as dicts of ``jax.Array`` ``[B, S, ...]``; threads prefetch them.
+    """Delivers batches in order as dicts of ``jax.Array`` ``[B, S, ...]``; threads prefetch the batches.
 
-    Without x64 (``jax_enable_x64``), 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``, which ``spec``
-    shows; a value that does not fit raises an error. The setting of x64 is read when the loader is created.
+    Without x64 (``jax_enable_x64``), 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``, and ``spec`` has
+    the converted dtypes; a value that the new dtype cannot represent raises an error. The setting of x64 is read when
+    the loader is created.
 
     At most ``prefetch + 1`` batches exist in the pipeline at a time, and delivered batches never change.
 
@@ -170,14 +174,14 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         pin_memory: Ignored.
         device: A ``jax.Device``, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's default
             device, or the device of the replay buffer's batches.
-        sharding: The sharding of a complete batch over the devices of one or several processes, in place of a device;
-            for example ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows of its devices, and
-            ``source`` must deliver complete batches. The processes check that they agree, as with ``shard="auto"``;
-            ``shard="auto"`` may be combined with a sharding.
+        sharding: The sharding of a complete batch over the devices of one or several processes, for example
+            ``NamedSharding(mesh, P("data"))``; pass it instead of ``device``. Each process gathers only the rows of its
+            devices, and ``source`` must deliver complete batches. As with ``shard="auto"``, the processes check that
+            they have the same source and options; ``shard="auto"`` may be combined with a sharding.
 
     Raises:
-        ConfigError: The device does not exist; the sharding does not divide a batch evenly (``uneven="pad"`` pads it),
-            or is combined with a device or a shard; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: The device does not exist; the sharding does not divide a batch evenly (``uneven="pad"`` pads the
+            batch), or is combined with a device or a shard; see also ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
@@ -185,7 +189,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
 
     @property
     def replaced_dtypes(self) -> Mapping[np.dtype[Any], np.dtype[Any]]:
-        """Return the dtypes that JAX lacks in this thread, with the dtypes that are delivered in their place."""
+        """Return a dict from each dtype that JAX lacks in this thread to the dtype that is delivered instead."""
         return replaced_dtypes()
 
     def delivery(

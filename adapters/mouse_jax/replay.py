@@ -1,4 +1,4 @@
-"""ReplayBuffer for JAX, which accepts pytrees and returns pytrees of jax.Array."""
+"""ReplayBuffer, which accepts pytrees and returns pytrees of jax.Array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Target: TypeAlias = jax.Device | Sharding | str | None
 
 
 class _InJax(BaseBuffer):
-    """Accepts arrays of any kind, and delivers batches to a device."""
+    """Base class of buffers that accept arrays of JAX and NumPy, and deliver batches to a device."""
 
     _target: jax.Device | Sharding | None
 
@@ -25,7 +25,7 @@ class _InJax(BaseBuffer):
 
     @property
     def device(self) -> jax.Device | Sharding | None:
-        """Device of batches; None is JAX's default device."""
+        """The device of batches; None means JAX's default device."""
         return self._target
 
     def _accept(self, rows: Any) -> Any:
@@ -39,12 +39,12 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that accepts and returns pytrees of ``jax.Array``.
 
     Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses are
-    returned as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws equal the draws of NumPy
-    and torch for the same seed. Rows are kept in the host's memory. Every batch is gathered into new memory that is
-    never modified later, because JAX arrays may share this memory.
+    returned as dicts. Batches are dicts of ``jax.Array``, nested like the rows. The draws equal the draws of the NumPy
+    and torch buffers with the same seed. Rows are stored in the host's memory. Every batch is gathered into new memory
+    that is never modified later, because JAX arrays may share this memory.
 
-    Without x64 (``jax_enable_x64``) 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``; a value that does
-    not fit raises an error. Transforms receive NumPy arrays, before this conversion.
+    Without x64 (``jax_enable_x64``) 64-bit fields are converted to the dtypes in ``REPLACED_DTYPES``; a value that the
+    new dtype cannot represent raises an error. Transforms are applied before this conversion, and receive NumPy arrays.
 
     Args:
         storage, sampler, transform, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
@@ -52,7 +52,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
             number ("gpu:1"); None: JAX's default device.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBuffer``.
+        ConfigError: The device does not exist; see also ``mouse_core.replay.ReplayBuffer``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -84,10 +84,10 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that returns pytrees of ``jax.Array``.
 
     Args:
-        *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
+        *buffers: Replay buffers of any package, ensembles, or data that a buffer accepts as its storage.
         device: See ``ReplayBuffer``.
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+        ConfigError: The device does not exist; see also ``mouse_core.replay.ReplayBufferEnsemble``.
     """

@@ -1,9 +1,9 @@
-"""Returns and advantages as scans, for long rollouts under ``jax.jit``; see ``mouse_core.rollouts.returns``.
+"""Returns and advantages, computed by scans, for long rollouts under ``jax.jit``; see ``mouse_core.rollouts.returns``.
 
 The functions have the arguments, formulas and results of the functions with the same names in ``mouse_core.rollouts``.
-JAX can trace the core's functions too, but then compiles their operations once for each row. The functions here use one
-``jax.lax.scan``, which compiles in the same time for any number of rows. ``n_step_returns`` needs no scan, and is the
-core's function.
+JAX can also trace the functions of the core, but then compiles their operations once for each row. The functions of
+this module use one ``jax.lax.scan``, whose compilation takes the same time for any number of rows. ``n_step_returns``
+needs no scan, so it is the function of the core.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["discounted_returns", "gae", "lambda_returns", "n_step_returns", "nor
 
 
 def scan(terms: jax.Array, decays: jax.Array, last: jax.Array) -> jax.Array:
-    """Return x_t = terms_t + decays_t x_{t+1}, from the last row to the first, by a ``jax.lax.scan``.
+    """Compute x_t = terms_t + decays_t x_{t+1} from the last row to the first by a ``jax.lax.scan``.
 
     Args:
         terms, decays: ``[T, ...]``.
-        last: x_T, ``[...]``.
+        last: The value x_T, ``[...]``.
 
     Returns:
         x, ``[T, ...]``.
@@ -43,10 +43,10 @@ gae = partial(returns.gae, recurrence=scan)
 """Return generalized advantage estimates and the returns; see ``mouse_core.rollouts.gae``."""
 
 lambda_returns = partial(returns.lambda_returns, recurrence=scan)
-"""Lambda-returns; see ``mouse_core.rollouts.lambda_returns``."""
+"""Return lambda-returns; see ``mouse_core.rollouts.lambda_returns``."""
 
 discounted_returns = partial(returns.discounted_returns, recurrence=scan)
-"""Discounted sums of rewards; see ``mouse_core.rollouts.discounted_returns``."""
+"""Return discounted sums of rewards; see ``mouse_core.rollouts.discounted_returns``."""
 
 vtrace = partial(returns.vtrace, recurrence=scan)
-"""V-trace targets and advantages; see ``mouse_core.rollouts.vtrace``."""
+"""Return V-trace targets and advantages; see ``mouse_core.rollouts.vtrace``."""

@@ -1,8 +1,9 @@
-"""Rollouts as pytrees, and pure functions for ``jax.jit``: ``init``, ``append``, ``compute_returns``, ``mini_batches``.
+"""Rollouts as pytrees, and pure functions that can run in ``jax.jit``: ``init``, ``append``, ``compute_returns``,
+``mini_batches``.
 
-Fields, formulas and, for the same seed, the order of rows are the same as in ``mouse_core.rollouts.RolloutStorage``.
-Checks of values (whether the rollout is full, whether rewards are finite) run only outside of ``jax.jit``, where values
-are concrete. Inside ``jax.jit``, steps after the first T steps are dropped.
+Fields and formulas are the same as in ``mouse_core.rollouts.RolloutStorage``; for the same seed, the order of rows is
+also the same. Checks of values (whether the rollout is full, whether rewards are finite) run only outside of
+``jax.jit``, where values are concrete. Inside ``jax.jit``, steps after the first T steps are dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ for _kind in (AmpStates, MiniBatch):
 
 
 class JaxArrays(HostArrays):
-    """Access to arrays of JAX or NumPy without conversion; their values can be traced."""
+    """Gives access to arrays of JAX or NumPy without a conversion; the values of the arrays can be traced."""
 
     def array(self, value: Any) -> Any:
         """Return a value as an array."""
@@ -54,14 +55,14 @@ class JaxArrays(HostArrays):
 
 @dataclass(frozen=True)
 class Layout:
-    """Constants of a rollout.
+    """The constants of a rollout.
 
     Args:
         num_envs: The number of environments, N.
         num_transitions_per_env: The number of steps, T.
         fields: The fields by name.
         extractors: The two extractors of ``amp_cfg``, or None.
-        hidden_axis: The axis of environments in the hidden states of one step.
+        hidden_axis: The axis of the environments in the hidden states of one step.
     """
 
     num_envs: int
@@ -72,12 +73,12 @@ class Layout:
 
     @property
     def checks(self) -> StepChecks:
-        """The checks of a step's fields."""
+        """The object that checks the fields of a step."""
         return StepChecks(dict(self.fields), self.num_envs, self.spec, JaxArrays())
 
     @property
     def spec(self) -> Spec:
-        """The spec of the arrays, with the dtypes that JAX has."""
+        """The spec of the arrays; dtypes that JAX lacks are replaced."""
         replaced, spec = replaced_dtypes(), stored_spec(dict(self.fields))
         held = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in spec.items()}
         return Spec(held, spec.alignment, spec.batch_dims)
@@ -91,10 +92,10 @@ class Rollout:
     Args:
         arrays: Fields ``[T, N, ...]``, including masks.
         hidden_states: ``(actor, critic)``, arrays ``[T, ...]``, or None.
-        step: Number of added rows, int32 ``[]``; more than T if rows were dropped.
-        epoch: Number of epochs of mini-batches that were read, uint32 ``[]``.
-        computed: Whether returns are computed for the present rows, bool ``[]``.
-        seed: The halves of the seed, uint32 ``[2]``.
+        step: The number of rows that were appended, int32 ``[]``; larger than T if rows were dropped.
+        epoch: The number of epochs of mini-batches that were read, uint32 ``[]``.
+        computed: Whether returns were computed for the current rows, bool ``[]``.
+        seed: The two 32-bit halves of the seed, uint32 ``[2]``, the upper half first.
         layout: The constants, which are static in ``jax.jit``.
     """
 
@@ -115,9 +116,10 @@ class Rollout:
 
 
 def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
-    """Return the hidden states to write, in the structure of the rollout's states; None without states.
+    """Return the hidden states to write, nested like the rollout's hidden states; None if the rollout has no hidden
+    states.
 
-    (None, None) means the zero states of a policy before its first step.
+    ``(None, None)`` means states of zeros, as before the first step of a policy.
     """
     held = rollout.hidden_states
     pair = isinstance(given, tuple | list) and len(given) == 2
@@ -149,14 +151,14 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
 
 
 def check_full(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if the rollout lacks rows; do nothing if values are traced."""
+    """Raise RolloutError if the rollout is not full. Do nothing if values are traced."""
     step = known(rollout.step)
     if step is not None and step != rollout.layout.num_transitions_per_env:
         raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
 
 
 def check_readable(rollout: Rollout, caller: str) -> None:
-    """Raise RolloutError if the rollout lacks rows or returns; do nothing if values are traced."""
+    """Raise RolloutError if the rollout is not full or lacks returns. Do nothing if values are traced."""
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
         raise RolloutError(f"{caller}: expected returns, found none for these rows; call compute_returns first")
@@ -167,7 +169,7 @@ def _flat(rollout: Rollout) -> dict[str, jax.Array]:
 
 
 def amp_of(rollout: Rollout) -> AmpStates | None:
-    """Return the outputs of the extractors for all rows; None without extractors."""
+    """Return the outputs of the AMP extractors for all rows; None if there are no extractors."""
     extractors = rollout.layout.extractors
     return None if extractors is None else amp_states(_flat(rollout), *extractors)
 
@@ -196,12 +198,12 @@ def _take_rows(*args: Any, histories: tuple[tuple[str, int], ...], **options: An
 
 
 take_rows: Callable[..., MiniBatch] = _take_rows
-"""Return ``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
+"""``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
 
 take_environments: Callable[..., MiniBatch] = jax.jit(
     take_recurrent_mini_batch, static_argnames=("num_trajectories", "hidden_axis")
 )
-"""Return ``take_recurrent_mini_batch``, compiled."""
+"""``take_recurrent_mini_batch``, compiled."""
 
 
 def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
@@ -213,7 +215,8 @@ def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
 
 
 put_rows: Callable[..., Any] = jax.jit(_put_rows)
-"""Return fields and hidden states after writing the rows of one step; a step after the first T steps changes nothing.
+"""Write the rows of one step, and return the fields and hidden states; a step after the first T steps changes
+nothing.
 """
 
 
@@ -248,19 +251,20 @@ def init(
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
-            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of its preset. Memory for
-            every field is allocated in advance, so optional fields need a mask, which marks missing values. The seed
-            can be traced: ``jax.vmap`` then creates rollouts for many seeds, and each rollout has the same order of
-            rows as a single rollout with its seed. A negative seed raises an error, unless the seed is traced; a traced
-            seed is taken modulo 2**32, or 2**64 for int64.
-        hidden_states: ``(actor, critic)`` of one step, with the shapes and dtypes to allocate; None: no states.
+            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of
+            ``RolloutStorage.motion_mimic``. Memory for every field is allocated in advance, so each optional field
+            needs a mask that marks missing values. The seed can be traced: ``jax.vmap`` then creates rollouts for many
+            seeds, and each rollout has the same order of rows as a single rollout with its seed. A negative seed raises
+            an error, unless the seed is traced; a traced seed is taken modulo 2**32, or 2**64 for int64.
+        hidden_states: The hidden states ``(actor, critic)`` of one step, whose shapes and dtypes are allocated for all
+            steps; None: the rollout has no hidden states.
 
     Returns:
         A pytree with memory for T steps.
 
     Raises:
         ConfigError: An argument is invalid.
-        SchemaError: ``hidden_states`` has another number of environments.
+        SchemaError: ``hidden_states`` have a number of environments other than ``num_envs``.
     """
     check_count("num_envs", num_envs)
     check_count("num_transitions_per_env", num_transitions_per_env)
@@ -291,20 +295,20 @@ def init(
 
 
 def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout:
-    """Return the rollout with one more step of all environments.
+    """Append one step of all environments, and return the rollout.
 
-    Under ``jax.jit`` with the rollout donated, rows are written in place.
+    If the call is compiled by ``jax.jit`` with the rollout donated, rows are written in place.
 
     Args:
         rollout: A rollout.
-        transition: The transition, as in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None for
-            the states of the actor or critic means zeros; this is allowed in the first row, or if the index of the row
-            is traced.
+        transition: The transition, as in ``RolloutStorage.add_transitions``. If the rollout has hidden states, None in
+            place of the actor's or critic's states means zeros; None is allowed only in the first row, or if the index
+            of the row is traced.
 
     Raises:
-        RolloutFullError: No row is left; under ``jax.jit`` the step is dropped instead.
-        SchemaError, MissingFieldError, DataError: An error of ``RolloutStorage.add_transitions``; values are checked
-            only if they are on the CPU and not traced.
+        RolloutFullError: The rollout is full; under ``jax.jit`` the step is dropped instead.
+        SchemaError, MissingFieldError, DataError: See ``RolloutStorage.add_transitions``; values are checked only if
+            they are on the CPU and not traced.
     """
     layout = rollout.layout
     step = known(rollout.step)
@@ -319,14 +323,14 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
 
 
 def clear(rollout: Rollout) -> Rollout:
-    """Return the rollout without rows; later epochs still have new orders of rows."""
+    """Return the rollout without rows. The count of epochs is not reset, so later epochs have new orders of rows."""
     return replace(rollout, step=jnp.int32(0), computed=jnp.asarray(False))
 
 
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
     """Return the mean length of trajectories, ``[]``, and the mean reward, ``[]`` or ``[K]``.
 
-    A trajectory that has not ended counts up to the last row of the rollout.
+    The end of the rollout also ends a trajectory.
 
     Raises:
         RolloutError: The rollout has no rows (checked only if the number of rows is not traced).
@@ -358,8 +362,8 @@ def compute_returns(
         normalize_advantage: The same option as in ``RolloutStorage.compute_returns``; static in ``jax.jit``.
 
     Raises:
-        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: An error of
-            ``RolloutStorage.compute_returns``, if the values are not traced.
+        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: See ``RolloutStorage.compute_returns``;
+            raised only if the values are not traced.
     """
     layout = rollout.layout
     check_full(rollout, "compute_returns")
@@ -382,7 +386,8 @@ def compute_returns(
 
 
 def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
-    """Return the order of the rows in the epoch ``offset`` epochs after the current one, int32 ``[T * N]``.
+    """Return the order of the rows in the epoch that comes ``offset`` epochs after the current epoch, int32 ``[T *
+    N]``.
 
     In a scan over epochs, pass the index of the epoch (from 0) as ``offset``, reshape the order to ``[num_mini_batches,
     -1]``, and call ``mini_batch`` in a scan over the rows of the reshaped order. After the last epoch, call
@@ -394,7 +399,9 @@ def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
 
 
 def advance(rollout: Rollout, num_epochs: Any) -> Rollout:
-    """Return the rollout after ``num_epochs`` more epochs, whose orders of rows are not used again."""
+    """Return the rollout with the count of epochs increased by ``num_epochs``, so that the orders of rows of these
+    epochs are not used again.
+    """
     return replace(rollout, epoch=rollout.epoch + jnp.asarray(num_epochs).astype(jnp.uint32))
 
 
@@ -402,12 +409,12 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     """Return the mini-batch of ``rows``.
 
     Args:
-        rollout: A full rollout, with returns if it has values.
+        rollout: A full rollout; if the rollout has the field ``values``, its returns must be computed.
         rows: Flat indices of rows, ``step * N + env``, int32 ``[B]``.
         histories: For each field of the dict, how many of its most recent frames (H) the mini-batch also has.
 
     Raises:
-        RolloutError, ConfigError: An error of ``mini_batches``.
+        RolloutError, ConfigError: See ``mini_batches``.
     """
     histories = check_histories(histories, rollout.arrays)
     check_readable(rollout, "mini_batch")
@@ -422,12 +429,13 @@ def mini_batches(
     drop_last: bool = False,
     histories: Mapping[str, int] | None = None,
 ) -> tuple[Rollout, Batches]:
-    """Return mini-batches with every row once per epoch, in the order of ``RolloutStorage.mini_batch_generator``.
+    """Return mini-batches that contain every row once per epoch, in the order of
+    ``RolloutStorage.mini_batch_generator``.
 
     For scans, use ``permutation`` and ``mini_batch``.
 
     Args:
-        rollout: A full rollout, with returns if it has values.
+        rollout: A full rollout; if the rollout has the field ``values``, its returns must be computed.
         num_mini_batches, num_epochs, drop_last, histories: The same options as in
             ``RolloutStorage.mini_batch_generator``; static in ``jax.jit``.
 
@@ -436,7 +444,7 @@ def mini_batches(
         tuple of the mini-batches instead of the iterator.
 
     Raises:
-        RolloutError: The rollout lacks rows or returns (checked only for values that are not traced).
+        RolloutError: The rollout is not full or lacks returns (checked only for values that are not traced).
         ConfigError: A number is out of range, or ``histories`` names an unknown field.
     """
     check_count("num_epochs", num_epochs)
@@ -462,19 +470,20 @@ def recurrent_mini_batches(
     ``RolloutStorage.recurrent_mini_batch_generator``.
 
     Args:
-        rollout: A full rollout, with returns if it has values.
+        rollout: A full rollout; if the rollout has the field ``values``, its returns must be computed.
         num_mini_batches, num_epochs, drop_last, shuffle: The same options as in
             ``RolloutStorage.recurrent_mini_batch_generator``; static in ``jax.jit``.
-        num_trajectories: Number of trajectories in a mini-batch, K; surplus trajectories are empty. None means the
-            actual number of trajectories, which differs between mini-batches, so code is compiled for each mini-batch.
-            Under ``jax.jit``, where the number is unknown, None means T times the number of environments.
+        num_trajectories: The number of trajectories in a mini-batch, K; additional trajectories are empty. None means
+            the actual number of trajectories, which differs between mini-batches, so code is compiled for each
+            mini-batch. Under ``jax.jit``, the actual number is unknown, and None means T times the number of
+            environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit``, a tuple of the
         mini-batches instead of the iterator.
 
     Raises:
-        RolloutError, ConfigError: An error of ``mini_batches``.
+        RolloutError, ConfigError: See ``mini_batches``.
     """
     check_count("num_epochs", num_epochs)
     check_readable(rollout, "recurrent_mini_batches")
@@ -506,6 +515,6 @@ def recurrent_mini_batches(
 
 
 def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
-    """Return an iterator over the mini-batches; or, under ``jax.jit``, all mini-batches as a tuple."""
+    """Return an iterator over the mini-batches, or, under ``jax.jit``, a tuple of all mini-batches."""
     # Under jax.vmap over seeds, the seed may be the only traced value.
     return batches if are_known(*jax.tree.leaves(rollout), anywhere=True) else tuple(batches)

@@ -1,4 +1,4 @@
-"""Draws values of specs as JAX arrays, and describes them by shapes and dtypes."""
+"""Functions that draw values of specs as JAX arrays, and that return the shapes and dtypes of these values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["sample", "shape_dtypes"]
 def shape_dtypes(spec: Domain, batch: int | tuple[int, ...] = (), *, sharding: Sharding | None = None) -> Any:
     """Return shapes and dtypes of a spec's values as ``jax.ShapeDtypeStruct``, for ``jax.eval_shape`` and orbax.
 
-    Without x64, ``REPLACED_DTYPES`` replaces 64-bit dtypes.
+    Without x64, 64-bit dtypes are replaced by the dtypes in ``REPLACED_DTYPES``.
 
     Args:
-        spec: The spec. A ``Composite`` returns nested dicts; a ``Stacked`` whose specs differ in shape or fields
-            returns a tuple.
-        batch: Shape of the batch, in front of the shape of a step.
-        sharding: Sharding of all arrays.
+        spec: The spec. For a ``Composite`` the result is nested dicts; for a ``Stacked`` whose specs differ in shape or
+            fields, a tuple.
+        batch: The shape of the batch; in the result, it precedes the shape of a single value.
+        sharding: The sharding of all arrays.
 
     Raises:
-        ConfigError: The spec has dynamic dimensions, for which ``expand`` sets a size; or the spec contains a
-            ``NonTensor``, which JAX does not have.
+        ConfigError: The spec has dynamic dimensions (call ``expand`` first to set their sizes), or the spec contains a
+            ``NonTensor``, which JAX does not support.
     """
     front = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     replaced = replaced_dtypes()
@@ -55,15 +55,16 @@ def sample(
     """Draw random values of a spec as JAX arrays, equal to the values of ``spec.sample``.
 
     Args:
-        spec: The spec. A ``Composite`` returns nested dicts.
+        spec: The spec. For a ``Composite`` the result is nested dicts.
         seed: An integer in ``[0, 2**64)``.
-        batch: Shape of the batch.
-        device: Device of the arrays; by default ``spec.device``, or JAX's default device.
-        sharding: Sharding of the arrays, instead of a device.
+        batch: The shape of the batch of values.
+        device: The device of the arrays; by default ``spec.device``, or JAX's default device if ``spec.device`` is
+            None.
+        sharding: The sharding of the arrays; pass it instead of ``device``.
 
     Raises:
         ConfigError: An argument of ``spec.sample`` is invalid, or the device does not exist.
-        DataError: Without x64, a number does not fit in 32 bits.
+        DataError: A number cannot be represented in 32 bits, and x64 is not enabled.
     """
     where = device if device is not None or sharding is not None else spec.device
     return as_jax(spec.sample(seed, batch), find_target(where, sharding))

@@ -1,4 +1,4 @@
-"""Converts nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
+"""Functions that convert nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def as_arrays(rows: Any) -> Any:
     """Convert JAX arrays in rows to NumPy arrays on the host, and dataclasses to dicts.
 
     Raises:
-        SchemaError: Rows contain random keys, which NumPy does not have.
+        SchemaError: Rows contain random keys, which NumPy cannot represent.
     """
     if isinstance(rows, jax.Array):
         if is_key(rows.dtype):
@@ -42,17 +42,17 @@ def as_arrays(rows: Any) -> Any:
 
 
 def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
-    """Convert arrays of numbers in a batch, or in rows, to JAX arrays on a device; other values stay unchanged.
+    """Convert numeric arrays in a batch, or in rows, to JAX arrays on a device; other values are returned unchanged.
 
-    Without x64, 64-bit numbers are narrowed. A field whose rows have different lengths becomes a list; its items are
-    JAX arrays if the rows are numbers.
+    Without x64, 64-bit numbers are converted to 32 bits. A field whose rows have different lengths becomes a list; the
+    items are JAX arrays if the rows are numeric.
 
     Args:
-        batch: Arrays whose memory is never modified later, because on a host JAX may share this memory.
+        batch: Arrays. Their memory must never be modified later, because on a host, JAX arrays may share this memory.
         target: A device or a sharding; None: JAX's default device.
 
     Raises:
-        DataError: A 64-bit number does not fit in 32 bits; the message names the field.
+        DataError: A 64-bit number cannot be represented in 32 bits; the message names the field.
     """
     if is_tree(batch) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
@@ -72,15 +72,15 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
 
 
 def is_tree(batch: Any) -> bool:
-    """Whether a batch is a tree with nodes."""
+    """Whether a batch is a tree with nodes, not a single array or object."""
     return batch is not None and is_node(batch) and len(batch) > 0
 
 
 def narrowed(batch: Any) -> Any:
-    """Return a batch with the values of ``as_jax`` as NumPy arrays on the host, for a digest.
+    """Return the values that ``as_jax`` returns for a batch, but as NumPy arrays on the host, for a digest.
 
     Raises:
-        DataError: A 64-bit number does not fit in 32 bits; the message names the field.
+        DataError: A 64-bit number cannot be represented in 32 bits; the message names the field.
     """
     replaced = replaced_dtypes()
     if not replaced:
@@ -103,7 +103,7 @@ def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], k
 
 
 def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:
-    """Convert the values of rows one by one, without a sharding, which applies only to complete batches."""
+    """Convert the values of rows one by one. A sharding is not used, because it applies only to complete batches."""
     where = None if isinstance(target, Sharding) else target
     return [_lists(value, where) if is_varying(value) else as_jax(value, where) for value in values]
 

@@ -1,4 +1,4 @@
-"""PyTorch adapter: the batches of ``mouse_core`` as ``TensorDict[B, S]``."""
+"""The PyTorch adapter, which delivers the batches of ``mouse_core`` as ``TensorDict[B, S]``."""
 
 try:
     import tensordict as _tensordict  # noqa: F401

@@ -1,7 +1,7 @@
 """The random numbers of ``mouse_core.randomness`` as tensors, for a sample index that is on the device.
 
-torch cannot compute with unsigned 64-bit integers, so words are int64: sums and products wrap around to the same bits.
-Only shifts, and the upper halves of products, need special operations.
+torch cannot compute with unsigned 64-bit integers, so random words are int64. Sums and products of int64 wrap around to
+the same bits; only right shifts, and the upper halves of products, need special operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROUNDS = 10
 _HALF, _ALL, _LOWEST = 0xFFFFFFFF, (1 << 64) - 1, -(1 << 63)
 
 SHUFFLED_UP_TO = 1 << 14
-"""Largest number of elements for which ``mouse_core.randomness.Order`` is a stored shuffle."""
+"""The largest number of elements for which ``mouse_core.randomness.Order`` stores a complete shuffle."""
 # Number of rounds of ``Order`` for more elements, and the constants of SplitMix64.
 _SWAPS = 8
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -37,12 +37,12 @@ def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> t
     """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
     On the host, NumPy computes the words, because NumPy is fastest. On other devices, torch computes the words by about
-    400 operations on ``n`` / 4 numbers, and fuses these operations into one.
+    400 operations on ``n / 4`` numbers, which it fuses into one operation.
 
     Args:
         seed: The 64 bits of the seed, int64 ``[]``: a tensor, or a NumPy array if values can be read.
-        index: Int64 ``[]``, a tensor on the same device or a NumPy array.
-        n: Number of words, or of elements.
+        index: The index of the sample, int64 ``[]``: a tensor on the same device, or a NumPy array.
+        n: Number of words.
         purpose: The purpose of the words.
     """
     if isinstance(index, np.ndarray) or is_known(index):
@@ -61,8 +61,8 @@ def permutation(seed: torch.Tensor, epoch: torch.Tensor, n: int) -> torch.Tensor
 
     Args:
         seed: The 64 bits of the seed, int64 ``[]``.
-        epoch: Int64 ``[]``, on the same device.
-        n: Number of words, or of elements.
+        epoch: The index of the epoch, int64 ``[]`` on the same device.
+        n: Number of elements.
     """
     places = (1 << max(n - 1, 1).bit_length()) - 1
     word = (words(seed, epoch, n, Purpose.ROLLOUTS) & ~places) | torch.arange(n, device=epoch.device)
@@ -89,8 +89,8 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Return the integers ``1 .. blocks``, in a form that hides their range from Inductor. If Inductor knew the range,
-    it would compute in 32 bits on CUDA.
+    """Return the integers ``1 .. blocks``, computed such that the compiler Inductor does not know their range. If
+    Inductor knew the range, it would compute in 32 bits on CUDA.
     """
     return torch.arange(1, blocks + 1, device=index.device)
 
@@ -101,7 +101,7 @@ def _(index: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def _numbers(index: torch.Tensor, n: int) -> torch.Tensor:
-    """Return the counters of the blocks of 4 words.
+    """Return the Philox counters of all blocks of 4 words.
 
     NumPy increments the counter before it computes, so the first counter is 1.
     """
@@ -148,7 +148,7 @@ def _multiplied(number: Any, by: int) -> tuple[Any, Any]:
 
 
 def _upper(number: Any) -> Any:
-    """Return the upper 32 of 64 bits."""
+    """Return the upper 32 bits of a 64-bit integer."""
     return (number >> 32) & _HALF
 
 
@@ -182,7 +182,9 @@ def _(word: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_integers(word: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Convert words to integers in ``[0, high)``, as ``Key.integers`` does; ``high``, ``[]`` or ``[n]``, is above 0."""
+    """Convert random words to integers in ``[0, high)``, as ``Key.integers`` does; ``high``, ``[]`` or ``[n]``, must be
+    above 0.
+    """
     uniform = ((word >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
     return torch.minimum((uniform * high).to(torch.int64), high - 1)
 
@@ -265,7 +267,7 @@ def _mixed(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(number: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift unsigned numbers to the right."""
+    """Shift unsigned numbers to the right by ``by`` bits."""
     return (number >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""TokenAugmenter for PyTorch."""
+"""TokenAugmenter, which augments batches of torch tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TokenAugmenter(Augmenter[TensorDict]):
     """Augments batches ``TensorDict[B, S]`` on their device.
 
     ``update_augmentations(batch)`` draws permutations, scales and shifts. Every later call augments a batch with these
-    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host, equal the numbers of
-    ``mouse_core`` for the same seed, and are copied to the device; the copies are small. For the same update and batch,
-    the values equal the values of NumPy bit by bit.
+    permutations, scales and shifts, and with new masks. Random numbers are drawn on the host and copied to the device;
+    the copies are small. For the same seed, the random numbers equal the random numbers of ``mouse_core``. For the same
+    update and batch, the augmented values are bit-identical to the values that ``mouse_core`` computes with NumPy.
 
     Args:
         augment: The augmentations.
@@ -30,7 +30,8 @@ class TokenAugmenter(Augmenter[TensorDict]):
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
         device: The device of batches; None: the device of each batch.
         seed: An integer in ``[0, 2**64)``.
-        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
+        image_shape: The shape ``(H, W, C)`` of a flattened ``obs_image``, or a dict from field to shape for several
+            fields; required for crops.
         validate: Whether actions, done codes and states that are out of range raise an error. If ``validate`` is None,
             codes are checked on the CPU but not on other devices, where the check would wait for all queued work.
             Without the check, codes that are out of range stay unchanged.

@@ -1,4 +1,6 @@
-"""DataLoader, a ``PrefetchBatchifier`` that is a torch DataLoader; and WindowDataset, for torch's own DataLoader."""
+"""DataLoader, which is both a ``PrefetchBatchifier`` and a torch DataLoader, and WindowDataset, a dataset for torch's
+own DataLoader.
+"""
 
 from __future__ import annotations
 
@@ -59,22 +61,20 @@ _OF_A_WINDOW = (
 class WindowDataset(Dataset[dict[str, torch.Tensor]]):
     """A dataset of windows, ``{field: [S, ...]}`` as tensors, for torch's own ``DataLoader(shuffle=True)``.
 
-    The dataset has the windows of an epoch with ``sampling="sequential"``, each once, in the order of the store. A
-    ``BatchSource`` delivers the same values for each window. A DataLoader reads the windows of a batch in one call, and
-    may have worker processes. Torch's random numbers determine the order of the windows.
+    The dataset contains each window of an epoch with ``sampling="sequential"`` once, in the order of the store. The
+    values of a window equal the values that a ``BatchSource`` delivers. A DataLoader reads the windows of a batch in
+    one call, and may have worker processes. Torch's random numbers determine the order of the windows.
 
     Args:
         store: The store, as in ``mouse_core.BatchSource``. Rows that are added to the store later are not in the
             dataset.
-        sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. With ``windows`` or
-            ``transitions``, a ``sequence_length`` of None delivers ``{field: [...]}``: single rows or single
-            transitions.
+        sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. If it is None (only with
+            ``windows`` or ``transitions``), each item is a single row or a single transition, ``{field: [...]}``.
         options: The options ``fields``, ``required_fields``, ``dtypes``, ``boundary``, ``pad``, ``windows``,
             ``normalize``, ``layout`` and ``transitions`` of ``mouse_core.BatchSource``.
 
     Raises:
-        ConfigError: An option is not supported, because its result depends on the batch; or an error of
-            ``BatchSource``.
+        ConfigError: An option is not supported, because its result depends on the batch; see also ``BatchSource``.
         MissingFieldError: See ``BatchSource``.
 
     Example:
@@ -96,7 +96,7 @@ class WindowDataset(Dataset[dict[str, torch.Tensor]]):
         return len(self._starts)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return window ``index``; raise IndexError if there is none."""
+        """Return window ``index``; raise IndexError if there is no such window."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
@@ -111,13 +111,13 @@ class WindowDataset(Dataset[dict[str, torch.Tensor]]):
 class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     """A ``PrefetchBatchifier`` that is also a ``torch.utils.data.DataLoader``, for the trainers of other libraries.
 
-    Every process gets its rows of each batch, and no trainer shards the rows again: Accelerate's ``prepare``, Fabric's
-    ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already distributed. ``batch_size``
-    is the size of the batch over all processes. Accelerate and Lightning save the loader's state in their checkpoints;
-    Transformers skips batches by their indices, without loading the batches.
+    Every process gets only its own rows of each batch, and trainers do not shard these rows again: Accelerate's
+    ``prepare``, Fabric's ``setup_dataloaders``, and the trainers of Lightning and Ray treat the loader as already
+    distributed. ``batch_size`` is the size of the batch over all processes. Accelerate and Lightning save the loader's
+    state in their checkpoints; Transformers skips batches by their indices, without loading the batches.
 
-    A DataLoader with worker processes can deliver the epoch that ``set_epoch`` selected, as dicts of tensors, from
-    ``loader.dataset`` and ``loader.sampler``: ``StatefulDataLoader(loader.dataset, batch_size=None,
+    A DataLoader with worker processes can be created from ``loader.dataset`` and ``loader.sampler``. It delivers the
+    epoch that ``set_epoch`` selected, as dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
     sampler=loader.sampler, num_workers=4)``.
 
     Args:
@@ -127,7 +127,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             unsharded ``BatchSource`` and a ``MixtureSource`` are sharded like a store. A replay buffer or a custom
             source is sharded only by ``(rank, count)``; with "auto", every process gets all rows of the buffer or
             source.
-        as_dict: Whether a batch is a dict of tensors instead of a TensorDict; Transformers needs dicts.
+        as_dict: Whether a batch is a dict of tensors instead of a TensorDict; the library Transformers needs dicts.
         options: The other arguments of ``PrefetchBatchifier``.
 
     Raises:
@@ -178,7 +178,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         )
 
     def _begin(self, shard: Shard, *, cut: bool) -> None:
-        """Initialise the loader for a shard; with ``cut``, the source itself is sharded."""
+        """Initialise the loader for a shard; if ``cut`` is True, the source itself is sharded."""
         store, options = self._asked
         if cut:
             store, shard = store.with_options(shard=shard), (0, 1)
@@ -198,7 +198,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         return _plain(batch) if self.as_dict else batch
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Iterate over the batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+        """Iterate over the batches up to the end of the current epoch; the next ``for`` loop iterates over the next
+        epoch.
 
         Raises:
             ConfigError: The caller is Transformers, and ``as_dict`` is False; or the caller is Ray's
@@ -208,10 +209,11 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch, counted from 0, unless the loader is already within this epoch.
+        """Move to the first batch of an epoch, unless the loader is already within this epoch. Epochs are counted from
+        0.
 
-        After ``refresh()``, the count continues with the epoch that begins then. For a replay buffer, whose batches
-        have no epochs, the call does nothing.
+        ``refresh()`` begins an epoch, and the count of epochs continues. For a replay buffer, whose batches have no
+        epochs, the call does nothing.
         """
         if isinstance(self.source, Source):
             self.sampler.set_epoch(epoch)
@@ -233,7 +235,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         self._follow()
 
     def _follow(self) -> None:
-        """Update the dataset and the sampler to the loader's source and epoch."""
+        """Set the source and epoch of the dataset and the sampler to the loader's source and epoch."""
         if isinstance(self.source, Source):
             self.dataset.source = self.source
             self.sampler.move_to(self.state_dict()["next_index"])
@@ -244,18 +246,19 @@ class EpochDataset(Dataset[Any]):
 
     Args:
         source: The source of the batches.
-        unsettled: Whether the rank of this process is not final yet.
+        unsettled: Whether the rank of this process can still change.
     """
 
     def __init__(self, source: Any, *, unsettled: bool) -> None:
         self.source, self.unsettled = source, unsettled
 
     def settle(self) -> None:
-        """Shard the source by the rank of this process, at the first batch, because a trainer may set the ranks late.
+        """Shard the source by the rank of this process; called at the first batch, because a trainer may set the ranks
+        only after the loader was created.
 
         Raises:
-            ConfigError: Only one of the rank and the number of processes is known, or the number of processes does not
-                divide a batch.
+            ConfigError: Only one of the rank and the number of processes is known, or the number of windows in a batch
+                is not a multiple of the number of processes.
         """
         if self.unsettled:
             ranks = find_ranks()
@@ -293,7 +296,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
     """The indices of an epoch's batches, each as a list of one integer. All ranks get the same indices, because the
     source already shards each batch.
 
-    The class is a ``DistributedSampler``, which trainers recognise as sharded, and a ``BatchSampler``, in which
+    The class derives from ``DistributedSampler``, so trainers do not shard it again, and from ``BatchSampler``, so
     trainers can skip batches.
 
     Args:
@@ -323,7 +326,9 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         self.epoch, self._current = epoch, max(0, epoch - self._first_epoch)
 
     def move_to(self, index: int) -> None:
-        """Set the epoch to the epoch of batch ``index``, also after ``refresh`` has given the source a new snapshot."""
+        """Set the epoch to the epoch that contains batch ``index``; also valid after ``refresh`` has given the source a
+        new snapshot.
+        """
         first = getattr(self.dataset.source, "epoch_start", 0)
         self._current = (index - first) // len(self.dataset)
         self._first_epoch = None if first else 0
@@ -355,19 +360,21 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _as_tensor_dict(dims: int, batch: Any) -> Any:
-    """Convert a batch ``{field: [B, S, ...]}``, or several views, to TensorDicts whose batch size has ``dims`` axes."""
+    """Convert a batch ``{field: [B, S, ...]}``, or several views of a batch, to TensorDicts whose batch size has
+    ``dims`` axes.
+    """
     if isinstance(batch, tuple):
         return tuple(_as_tensor_dict(dims, view) for view in batch)
     return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:dims])
 
 
 def _plain(batch: Any) -> Any:
-    """Convert a TensorDict, or several views, to plain dicts of the same tensors."""
+    """Convert a TensorDict, or several views of a batch, to plain dicts of the same tensors."""
     return tuple(map(_plain, batch)) if isinstance(batch, tuple) else batch.to_dict()
 
 
 def _check_asking(*, as_dict: bool) -> None:
-    """Raise ConfigError if the caller is a trainer that cannot use TensorDicts, or would lose a batch."""
+    """Raise ConfigError if the caller is a trainer that cannot use TensorDicts or that would lose a batch."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "mouse_torch.")):
         frame = frame.f_back

@@ -1,7 +1,9 @@
-"""Examples of rollout groups as torch tensors: padded, packed or concatenated, and in streams by rank.
+"""Training examples of rollout groups as torch tensors: padded, packed or concatenated, and as streams with a part of
+the examples for each rank.
 
 ``pad``, ``pack`` and ``concatenate`` return the same fields as the functions of these names in ``mouse_core.groups``,
-in a TensorDict. The functions take the same arguments, and ``device``: the device of the tensors, by default the CPU.
+in a TensorDict. The functions take the same arguments and an additional argument ``device``, the device of the tensors
+(by default the CPU).
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ The batch size is ``[R, L]``, or ``[R]`` if a column has a value per example.
 concatenate = on_device(groups.concatenate, _of_examples)
 """Concatenate all examples without padding; see ``mouse_core.groups.concatenate``.
 
-The batch size is ``[]``, as ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested`` converts
-the fields to nested tensors.
+The batch size is ``[]``, because ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested``
+converts the fields to nested tensors.
 """
 
 
@@ -60,7 +62,7 @@ class RolloutStream(groups.RolloutStream):
         **options: The other arguments of ``mouse_core.groups.RolloutStream``.
 
     Raises:
-        ConfigError: An error of ``mouse_core.groups.RolloutStream``, or the device does not exist.
+        ConfigError: The device does not exist; see also ``mouse_core.groups.RolloutStream``.
     """
 
     def __init__(

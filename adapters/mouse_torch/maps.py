@@ -21,15 +21,15 @@ class RowMap(maps.RowMap):
     """``mouse_core.maps.RowMap`` that accepts and returns TensorDicts and tensors.
 
     A TensorDict may have any batch size, even ``[]``; results have the same batch size. Tensors, and tensors in dicts,
-    have the shape ``[n, ...]``. Rows are kept in the host's memory, for tensors on any device. The ``RowMap`` classes
-    for NumPy, torch and JAX assign the same indices to the same rows.
+    have the shape ``[n, ...]``. Rows are stored in the host's memory, even if tensors are on another device. The
+    ``RowMap`` classes for NumPy, torch and JAX assign the same indices to the same rows.
 
     Args:
         *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.
         device: The device of results; None: the host.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.maps.RowMap``.
+        ConfigError: The device does not exist; see also ``mouse_core.maps.RowMap``.
 
     Example:
         >>> import torch
@@ -51,7 +51,7 @@ class RowMap(maps.RowMap):
 
     @property
     def device(self) -> torch.device:
-        """Device of results."""
+        """The device of results."""
         return self._target
 
     def index(self, rows: Any) -> Any:
@@ -60,7 +60,9 @@ class RowMap(maps.RowMap):
         return _shaped(super().index(flat), shape)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return the values of rows: a TensorDict, or a tensor for a map of single values; see ``mouse_core.maps``."""
+        """Return the values of rows: a TensorDict, or a tensor if the map has single values; see
+        ``mouse_core.maps``.
+        """
         flat, shape = _flat(rows)
         return _shaped(super().__getitem__(flat), shape)
 
@@ -75,7 +77,9 @@ class RowMap(maps.RowMap):
         return _shaped(super().extend(flat, _flat(values)[0]), shape)
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
-        """Combine values with the values of rows; return the index of each row, int64; see ``mouse_core.maps``."""
+        """Combine ``values`` with the stored values of rows by the operation ``how``; return the index of each row,
+        int64; see ``mouse_core.maps``.
+        """
         flat, shape = _flat(rows)
         return _shaped(super().accumulate(flat, _flat(values)[0], how), shape)
 
@@ -95,7 +99,7 @@ def _flat(rows: Any) -> tuple[Any, _Shape]:
 
 
 def _shaped(found: Any, shape: _Shape) -> Any:
-    """Reshape results of flat rows to the axes of the rows."""
+    """Reshape results for rows with one batch axis to the original batch size ``shape``."""
     if shape is None or len(shape) == 1:
         return found
     if not len(shape):

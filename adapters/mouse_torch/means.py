@@ -1,4 +1,4 @@
-"""Masked means of a batch whose parts are in several processes."""
+"""Masked means of a batch whose windows are distributed over several processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def global_count(*masks: torch.Tensor, group: Any = None) -> torch.Tensor:
     Every process must call this function once, before the first micro-batch.
 
     Args:
-        masks: Bool masks, or weights, of any shapes: the mask of a batch that is split later, or the masks of all
-            batches of one step.
-        group: The processes that share the batches; None: all processes. Without ``torch.distributed``: this process.
+        masks: Bool masks, or weights, of any shapes: the mask of a batch that is split into micro-batches later, or the
+            masks of all micro-batches of one training step.
+        group: The processes that share the batches; None: all processes. If ``torch.distributed`` is not initialised,
+            only this process.
 
     Returns:
-        A scalar; float64 if the device supports float64.
+        A tensor ``[]`` with the sum; float64 if the device supports float64.
 
     Raises:
         ConfigError: ``masks`` is empty.
@@ -47,32 +48,36 @@ def global_mean(
 ) -> torch.Tensor:
     """Return the masked mean of ``values`` over the processes of a group: ``sum(mask * values) / sum(mask)``.
 
-    The mean is exact even if processes have different numbers of windows or steps, or none. A mean over the means of
-    the processes would not be exact, because a step in a process with few steps would have more weight. With usual
+    The mean is exact even if processes have different numbers of windows or steps, or no windows. A mean over the means
+    of the processes would not be exact, because a step in a process with few steps would have more weight. With usual
     episodes, a mean of means would change the gradient by typically 1 to 3%, and at most 12%.
 
-    The loss is the same in all processes. The loss's gradient, averaged over the processes as
-    ``DistributedDataParallel`` and FSDP do, equals the gradient of the whole batch. For example, the losses of 10 steps
-    in one process add up to 5, and the losses of 30 steps in another process add up to 7. The loss is ``(5 + 7) / 40``
-    in both processes, and the gradients of the two processes are the gradients of ``2 * 5 / 40`` and ``2 * 7 / 40``.
-    Every process must call this function, because it sums two numbers over the group.
+    The returned loss is the same in all processes. If the gradients of this loss are averaged over the processes, as in
+    ``DistributedDataParallel`` and FSDP, the average equals the gradient for the complete batch. For example, the
+    losses of 10 steps in one process add up to 5, and the losses of 30 steps in another process add up to 7. Both
+    processes return the loss ``(5 + 7) / 40``. The first process computes the gradient of ``2 * 5 / 40``, and the
+    second process the gradient of ``2 * 7 / 40``. Every process must call this function, because the call sums two
+    numbers over the group.
 
-    Gradients that are accumulated over micro-batches need ``count``: means of micro-batches with 10 and 30 steps do not
-    add up to the mean of 40. With ``count`` each call returns ``sum(mask * values) / count`` for its micro-batch. The
-    sum of these results (not divided by the number of micro-batches) is the mean, in value and in gradient.
+    To accumulate gradients over micro-batches, pass ``count``, because the means of two micro-batches with 10 and 30
+    steps do not add up to the mean of all 40 steps. With ``count`` each call returns ``sum(mask * values) / count`` for
+    its micro-batch. The sum of these results (not divided by the number of micro-batches) equals the mean, and its
+    gradient equals the gradient of the mean.
 
     Args:
         values: Floats ``[b, ...]``, for example a loss for each step ``[b, S]``.
-        mask: Mask of the values that count, bool, or weights of the values. The mask's shape is a prefix of the shape
+        mask: A bool mask of the values that count, or weights of the values. The mask's shape is a prefix of the shape
             of ``values``: ``[b]`` or ``[b, S]``. All other values are ignored, even NaN. None: all values count.
         count: The divisor in place of the sum of this call's mask: ``global_count`` of the masks of all micro-batches
             of a step. If there is no mask, ``count`` is the number of elements of ``values`` in all micro-batches and
             processes.
-        group: The processes that share the batch; None: all processes. Without ``torch.distributed``: this process.
-        averaged: Whether gradients are averaged over the group after the backward pass; False: gradients are summed.
+        group: The processes that share the batch; None: all processes. If ``torch.distributed`` is not initialised,
+            only this process.
+        averaged: True if gradients are averaged over the group after the backward pass, False if they are summed.
 
     Returns:
-        A scalar in the dtype of ``values``, at least float32. If no value counts, the result and its gradient are 0.
+        A tensor ``[]`` in the dtype of ``values``, or in float32 if that dtype is narrower. If no value counts, the
+        result and its gradient are 0.
 
     Raises:
         ConfigError: The shape of ``values`` does not begin with the shape of ``mask``.
@@ -104,7 +109,7 @@ def global_mean(
 
 
 def _wide(values: torch.Tensor) -> torch.dtype:
-    """Return the widest float dtype of a device."""
+    """Return the widest float dtype that the device of ``values`` supports."""
     return torch.float32 if values.device.type == "mps" else torch.float64
 
 

@@ -11,7 +11,7 @@ from mouse_core import ConfigError
 
 
 def as_nested(batch: Any) -> Any:
-    """Return a packed batch with a jagged nested tensor for each field; its rows are the windows, without padding.
+    """Convert each field of a packed batch to a jagged nested tensor, whose elements are the windows without padding.
 
     The batch may come from a source with ``packed=``, or from ``groups.concatenate``, with or without a capacity. No
     values are copied: the nested tensors share the memory of the batch. All nested tensors have the same offsets, so
@@ -22,9 +22,9 @@ def as_nested(batch: Any) -> Any:
             of several views of a batch.
 
     Returns:
-        A TensorDict of batch size ``[B]`` with a field ``[B, *, ...]`` for each field. The fields ``cu_seqlens``,
-        ``sequence_id`` and ``mask`` are left out, because the nested tensors contain their information. For several
-        views, the result is a tuple of TensorDicts.
+        A TensorDict of batch size ``[B]`` with a nested tensor ``[B, *, ...]`` for each field. The fields
+        ``cu_seqlens``, ``sequence_id`` and ``mask`` are left out, because the nested tensors contain their information.
+        For several views, the result is a tuple of TensorDicts.
 
     Raises:
         ConfigError: ``batch`` is not a packed batch.

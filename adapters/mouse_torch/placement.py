@@ -1,4 +1,6 @@
-"""Placement of batches in torch: checks of ``device`` and ``pin_memory``, and functions of the core with ``device``."""
+"""Placement of batches on torch devices: checks of the arguments ``device`` and ``pin_memory``, and functions of the
+core with an added argument ``device``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from mouse_core import ConfigError
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """Return the device, by default the host; raise ConfigError if it does not exist."""
+    """Return the device, by default the host; raise ConfigError if the device does not exist."""
     try:
         target = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
@@ -30,8 +32,9 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_pin(pin_memory: bool | None) -> bool:
-    """Return whether to pin host memory; by default, memory is pinned if there is an accelerator. Without an
-    accelerator, True causes a warning."""
+    """Return whether to pin host memory. By default, memory is pinned if there is an accelerator; if there is none,
+    True causes a warning.
+    """
     there = torch.accelerator.is_available()
     if pin_memory and not there:
         warnings.warn(
@@ -46,8 +49,8 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with an additional argument ``device``, by default the CPU.
 
     Args:
-        function: The function of the core, whose first argument is the examples, and which returns NumPy arrays.
-        place: Function that is called with the arrays, the device and the examples, and returns the result.
+        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        place: A function that is called with the arrays, the device and the examples, and that returns the result.
     """
 
     @wraps(function)

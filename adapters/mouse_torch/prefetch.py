@@ -1,4 +1,4 @@
-"""PrefetchBatchifier for PyTorch."""
+"""PrefetchBatchifier, which delivers batches as TensorDicts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from mouse_torch.trees import as_state, tensor_dict
 
 
 def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
-    """Return a function that creates a batch from its index; the batch is on the host, or is being copied to
-    ``device``.
+    """Return a function that takes the index of a batch and creates the batch; the batch is on the host, or is being
+    copied to ``device``.
 
     Args:
         source: A ``BufferSource``, or a custom source.
@@ -79,39 +79,40 @@ def _moved(
 
 
 def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the batch with leaves replaced by ``tensors``, whose keys are indices of leaves."""
+    """Return the batch with some leaves replaced; ``tensors`` is a dict from the index of a leaf to its new value."""
     places = iter(range(len(flatten(batch))))
     return map_tree(lambda leaf: tensors.get(str(next(places)), leaf), batch)
 
 
 def keeps_tensors(buffer: Any) -> bool:
-    """Whether batches of a buffer, or of a member of an ensemble, are drawn as tensors."""
+    """Whether a buffer, or any member of an ensemble, draws its batches as tensors."""
     own = getattr(buffer, "keeps_tensors", False)
     return bool(own) or any(keeps_tensors(member) for member in getattr(buffer, "buffers", ()))
 
 
 @untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")
 class PrefetchBatchifier(Batchifier[TensorDict]):
-    """Delivers batches in order as ``TensorDict[B, S]``, or ``[B]`` without steps; threads prefetch them.
+    """Delivers batches in order as ``TensorDict[B, S]``, or ``TensorDict[B]`` if batches have no axis of steps; threads
+    prefetch the batches.
 
-    Packed batches have the batch size ``[]``, as ``cu_seqlens`` and fields have no axis in common; ``as_nested``
-    converts the fields to nested tensors.
+    Packed batches have the batch size ``[]``, because ``cu_seqlens`` and the other fields have no axis in common;
+    ``as_nested`` converts the fields to nested tensors.
 
     On the host, tensors share the memory into which rows were gathered. With ``device="cuda"``, a batch is gathered
-    into one block of pinned memory in its stored dtypes, copied in advance on a separate stream, and converted to its
-    dtypes on the device.
+    into one block of pinned memory in the stored dtypes, copied in advance on a separate stream, and converted to the
+    delivered dtypes on the device.
 
     For the arguments of all loaders, see ``mouse_core.prefetch.Batchifier``.
 
     Args:
-        num_workers: Number of threads, as in every loader. If a replay buffer keeps tensors, the calling thread always
-            creates its batches.
-        pin_memory: Whether to pin host memory; None: memory is pinned if there is an accelerator. Without an
-            accelerator, nothing is pinned, and True causes a warning.
+        num_workers: Number of threads; see ``Batchifier``. If a replay buffer stores its rows as tensors, the calling
+            thread always creates the batches.
+        pin_memory: Whether to pin host memory; None: memory is pinned if there is an accelerator. If there is no
+            accelerator, no memory is pinned, and True causes a warning.
         device: A ``torch.device`` or its name; None: the host, or the device of the replay buffer's batches.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: The device does not exist; see also ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
@@ -138,7 +139,7 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
         """Return the position of the next batch, as tensors and plain values; for a replay buffer, also the prefetched
         batches.
 
-        ``torch.save`` and ``torch.load`` write and read the state with their default options.
+        ``torch.save`` and ``torch.load`` can write and read the state with their default options.
         """
         state: dict[str, Any] = as_state(super().state_dict())
         return state

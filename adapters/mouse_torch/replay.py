@@ -24,8 +24,8 @@ _WRITING = ("append", "extend", "empty", *_ROWS)
 
 
 class _InTorch(BaseBuffer):
-    """Base of buffers that deliver batches to a device; their state has tensors and plain values, which ``torch.load``
-    reads by default.
+    """Base class of buffers that deliver batches to a device. The state consists of tensors and plain values, which
+    ``torch.load`` can read with its default options.
     """
 
     _target: torch.device
@@ -36,43 +36,43 @@ class _InTorch(BaseBuffer):
 
     @property
     def device(self) -> torch.device:
-        """Device of batches."""
+        """The device of batches."""
         return self._target
 
     def _deliver(self, batch: Any) -> Any:
         return tensor_dict(batch, self._target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in tensors and plain values, as large as the data; see ``mouse_core.replay``."""
+        """Return the state as tensors and plain values; it is as large as the data. See ``mouse_core.replay``."""
         state: dict[str, Any] = as_state(super().state_dict())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``, from this package or from ``mouse_core.replay``."""
+        """Restore ``state``, which this package or ``mouse_core.replay`` saved."""
         super().load_state_dict(from_state(state))
 
 
 @untraced(*_ON_HOST, *_WRITING)
 class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
-    """``mouse_core.replay.ReplayBuffer`` that accepts and returns TensorDicts, also nested ones.
+    """``mouse_core.replay.ReplayBuffer`` that accepts and returns TensorDicts, including nested TensorDicts.
 
-    Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
-    ``TensorDict[B, S]``; the draws equal the draws of NumPy and JAX for the same seed. On the host, tensors share the
-    memory into which rows were gathered.
+    Rows may be TensorDicts, or dicts of tensors, arrays or numbers. A batch is a ``TensorDict[batch_size]``, or a
+    ``TensorDict[B, S]`` for slices. The draws equal the draws of the NumPy and JAX buffers with the same seed. On the
+    host, tensors share the memory into which rows were gathered.
 
-    With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` on the device: rows are kept,
-    gathered and transformed on the device, and only indices are copied. Rows of other storages are copied to the device
-    batch by batch; ``PrefetchBatchifier(buffer, device=...)`` copies batches in advance, through pinned memory.
+    With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` on the device: rows are stored,
+    gathered and transformed on the device, and only indices are copied. With other storages, each batch is copied to
+    the device; ``PrefetchBatchifier(buffer, device=...)`` copies batches in advance, through pinned memory.
 
     Args:
         storage: The storage of the rows; by default 1,000 rows in memory.
-        transform: Transforms receive NumPy arrays, or tensors if rows are kept as tensors; transforms of
-            ``mouse_core.replay`` accept both.
+        transform: The transforms of batches. They receive NumPy arrays, or tensors if rows are stored as tensors; the
+            transforms of ``mouse_core.replay`` accept both.
         device: The torch device of batches, and of the rows of an ``ArrayStorage``; None: the host.
         sampler, writer, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBuffer``.
+        ConfigError: The device does not exist; see also ``mouse_core.replay.ReplayBuffer``.
 
     Example:
         >>> import torch
@@ -100,12 +100,12 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
 
     @property
     def keeps_tensors(self) -> bool:
-        """Whether rows are kept as tensors."""
+        """Whether rows are stored as tensors."""
         return self._kept
 
     def __getitem__(self, index: Any) -> Any:
-        """Return stored rows, without transforms: a TensorDict with the axes of ``index``, or a list of TensorDicts for
-        a ``ListStorage``; see ``mouse_core.replay.ReplayBuffer``.
+        """Return stored rows, without transforms: a TensorDict whose batch size is the shape of ``index``, or a list of
+        TensorDicts for a ``ListStorage``; see ``mouse_core.replay.ReplayBuffer``.
         """
         return super().__getitem__(on_host(index))
 
@@ -119,7 +119,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         super().__setitem__(on_host(index), rows)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Set the priorities of rows, in tensors on any device; see ``mouse_core.replay``."""
+        """Set the priorities of rows; the arguments may be tensors on any device. See ``mouse_core.replay``."""
         super().update_priority(on_host(index), on_host(priority), on_host(generation))
 
     def generation_of(self, index: Any) -> Any:
@@ -127,7 +127,7 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         return torch.as_tensor(super().generation_of(on_host(index)), device=self._target)
 
     def update_if_present(self, index: Any, generation: Any, fields: Any) -> Any:
-        """Overwrite some fields of the given rows, as far as the rows still exist, with tensors on any device; see
+        """Overwrite some fields of those given rows that still exist; the values may be tensors on any device. See
         ``mouse_core.replay``.
 
         The returned mask is a tensor on the device of batches.
@@ -159,16 +159,16 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that returns TensorDicts.
 
     Args:
-        *buffers: Replay buffers of any package, ensembles, or data that a buffer takes as its storage.
+        *buffers: Replay buffers of any package, ensembles, or data that a buffer accepts as its storage.
         device: The torch device of batches; None: the host.
         p, transform, batch_size, seed, and others: See ``mouse_core.replay.ReplayBufferEnsemble``.
 
     Raises:
-        ConfigError: The device does not exist; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+        ConfigError: The device does not exist; see also ``mouse_core.replay.ReplayBufferEnsemble``.
     """
 
     def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None, generation: Any = None) -> None:
-        """Set the priorities of rows, in tensors on any device; see ``mouse_core.replay``."""
+        """Set the priorities of rows; the arguments may be tensors on any device. See ``mouse_core.replay``."""
         super().update_priority(on_host(index), on_host(priority), on_host(buffer_ids), on_host(generation))
 
     def _accept(self, rows: Any) -> Any:
@@ -181,7 +181,7 @@ class ReplayBufferEnsemble(_InTorch, ensemble.ReplayBufferEnsemble):
 
 
 def _placed(storage: Any, target: torch.device) -> Any:
-    """Return the storage; an ``ArrayStorage`` becomes a storage with the same rows on the device."""
+    """Return the storage; if it is an ``ArrayStorage``, return a storage with the same rows on the device instead."""
     if isinstance(storage, TensorStorage) and storage.device != target:
         raise ConfigError(f"device: expected {storage.device}, the device of the storage, found {target}")
     if target.type == "cpu" or type(storage) is not ArrayStorage:

@@ -1,4 +1,4 @@
-"""Rollouts as torch tensors on one device."""
+"""RolloutStorage, which stores rollouts as torch tensors on one device."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class RolloutStorage(rollouts.RolloutStorage):
     """``mouse_core.rollouts.RolloutStorage`` with torch tensors on one device.
 
     The class has the same arguments and methods as ``mouse_core.rollouts.RolloutStorage``. For equal seeds, the order
-    of rows is also the same; this order is computed on the device of the rows. Added values are detached from the
-    autograd graph and moved to the device. Only two operations wait for a GPU: the checks of ``validate=True``, and
-    splitting into trajectories, because the number of trajectories must be known. Methods are called outside of
-    ``torch.compile``; the policy and the update of a mini-batch can be compiled.
+    of rows is also the same; this order is computed on the device of the rows. Values that are added are detached from
+    the autograd graph and moved to the device. Only two operations wait for a GPU: the checks of ``validate=True``, and
+    the split into trajectories, because this split must know the number of trajectories. Call the methods outside of
+    code that ``torch.compile`` compiles; the policy and the update with a mini-batch can be compiled.
 
     Args:
         num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: The arguments of
             ``mouse_core.rollouts.RolloutStorage``.
-        amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; its extractors are called without gradients.
+        amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
         device: The device of the tensors; None: the CPU.
 
     Raises:

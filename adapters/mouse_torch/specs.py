@@ -1,4 +1,4 @@
-"""Draws values of specs as tensors, and converts specs from and to TorchRL."""
+"""Functions that draw values of specs as tensors, and that convert specs from and to TorchRL."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = ["from_torchrl", "sample", "to_torchrl"]
 def sample(spec: Domain, seed: int, batch: int | tuple[int, ...] = (), *, device: Any = None) -> Any:
     """Draw random values of a spec as a tensor; the values equal the values of ``spec.sample`` bit by bit.
 
-    A ``Composite`` returns a TensorDict. A ``Stacked`` whose specs differ in shape or fields returns a tuple.
+    For a ``Composite`` the result is a TensorDict; for a ``Stacked`` whose specs differ in shape or fields, a tuple.
 
     Args:
         spec: The spec.
         seed: An integer in ``[0, 2**64)``.
-        batch: Shape of the batch.
-        device: Device of the tensors; by default ``spec.device``, or the host.
+        batch: The shape of the batch of values.
+        device: The device of the tensors; by default ``spec.device``, or the host if ``spec.device`` is None.
 
     Raises:
         ConfigError: An argument of ``spec.sample`` is invalid, or the device does not exist.
@@ -70,7 +70,7 @@ def to_torchrl(spec: Domain) -> Any:
         spec: The spec; its ``device`` becomes the device of the TorchRL spec.
 
     Raises:
-        ConfigError: torch does not have a dtype of the spec.
+        ConfigError: torch lacks a dtype of the spec.
         ImportError: TorchRL is not installed.
     """
     theirs = _torchrl("to_torchrl")
@@ -122,7 +122,7 @@ def _leaf_to(spec: Any, theirs: Any) -> Any:
 
 
 def _flat_mask(spec: Any) -> Any:
-    """Return the mask of a spec in TorchRL's form, in which masks of several codes are concatenated."""
+    """Return the mask of a spec in TorchRL's format: the masks of several codes are concatenated."""
     return spec.one_hot().mask if isinstance(spec, MultiCategorical) else spec.mask
 
 

@@ -47,12 +47,12 @@ class TensorStorage(RingStorage):
     storages loads checkpoints of the other.
 
     Args:
-        capacity: Number of rows. With ``ndim=2``, ``capacity`` counts the rows of all environments, and is rounded down
-            to complete time steps.
+        capacity: The largest number of rows. With ``ndim=2``, ``capacity`` counts the rows of all environments, and is
+            rounded down to complete time steps.
         ndim: Number of leading axes: 1, or 2 for ``[time, env]``, where every environment is a separate stream.
         device: The device of the rows.
-        alignment: "outgoing" (None) if the action, reward and done of a row follow its observation, "arrived" if they
-            led to it.
+        alignment: "outgoing" (or None) if the action, reward and done of a row follow the row's observation, "arrived"
+            if they led to the row's observation.
         ragged: Fields whose rows are arrays of different lengths; see ``ArrayStorage``. Ragged fields and texts are
             kept on the host.
 
@@ -80,19 +80,19 @@ class TensorStorage(RingStorage):
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows."""
+        """The device of the rows."""
         return self._device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for all slots, used or not."""
+        """The size in bytes of the memory for all slots, including unused slots."""
         varying = 0 if self._varying is None else self._varying.nbytes
         return varying + sum(column.nbytes for column in self._columns.values())
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
-        """Append rows; if the storage is full, they overwrite the oldest rows. See ``Storage.append``."""
+        """Append rows; if the storage is full, the new rows overwrite the oldest rows. See ``Storage.append``."""
         tensors, varying, n = self._checked(rows, self.ndim - 1 if one else self.ndim)
         if self._varying is not None:
             self._varying.append(varying, one=one)
@@ -102,7 +102,7 @@ class TensorStorage(RingStorage):
         return self._appended(n), n
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
+        """Overwrite the rows in ``slots`` with ``rows``; see ``Storage.put``."""
         if self._schema is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
@@ -135,7 +135,8 @@ class TensorStorage(RingStorage):
     def _checked(
         self, rows: Any, lead: int, ndim: int | None = None, *, allocate: bool = True, schema: RowSchema | None = None
     ) -> tuple[dict[FieldKey, torch.Tensor], dict[str, Any], int]:
-        """Return the leaves as tensors ``[n, *shape]`` on the device, the unchanged ragged leaves, and ``n``.
+        """Return three values: the leaves of fixed shape as tensors ``[n, *shape]`` on the device, the unchanged ragged
+        leaves, and ``n``.
 
         All checks run before any memory changes.
         """
@@ -166,7 +167,7 @@ class TensorStorage(RingStorage):
             self._varying = ArrayStorage(self.capacity, self.ndim, alignment=self.alignment, ragged=ragged)
 
     def _empty(self, fields: Mapping[FieldKey, Any]) -> dict[FieldKey, torch.Tensor]:
-        """Allocate memory for all rows of the fields of fixed shape."""
+        """Allocate memory for ``capacity`` rows of the fields with a fixed shape."""
         # A tensor that is created in inference mode can be written only in inference mode.
         with torch.inference_mode(False):
             return {
@@ -176,8 +177,9 @@ class TensorStorage(RingStorage):
             }
 
     def _whole(self, rows: Any, lead: int, *, one: bool = False) -> Any:
-        """Return rows as one tree of plain nodes, with ragged fields on the host; the first ``lead`` axes of each leaf
-        are axes of rows."""
+        """Return rows as one tree of dicts, lists and tuples, with ragged fields on the host; the first ``lead`` axes
+        of each leaf are axes of rows.
+        """
         lists = () if self._schema is None else self._schema.lists
         if isinstance(rows, list) and not one:
             rows = stack([opened(row, lead - 1, self.ragged, lists) for row in rows], _joined)
@@ -249,7 +251,7 @@ class TensorStorage(RingStorage):
         self.changes = kept["changes"]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; see ``Storage.load``."""
+        """Restore ``state``; see ``Storage.load``."""
         schema, arrays, written = state_rows(self, state, self._schema)
         if schema is not None:
             if self._schema is None:
@@ -288,7 +290,9 @@ def _outline(leaf: Any) -> Any:
 
 
 def _joined(key: FieldKey, parts: list[Any]) -> Any:
-    """Stack the values of a field of several rows, tensors or not, along a new first axis."""
+    """Stack the values of one field from several rows along a new first axis; the values may be tensors or other
+    objects.
+    """
     if not any(isinstance(part, torch.Tensor) for part in parts):
         return stack_leaves(key, parts)
     if len({np.shape(part)[:1] for part in parts}) > 1 and len({np.shape(part)[1:] for part in parts}) == 1:

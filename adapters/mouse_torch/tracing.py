@@ -1,4 +1,6 @@
-"""Excludes host code from ``torch.compile``: a traced draw would raise an error, or always return the same batch."""
+"""Decorators that exclude host code from ``torch.compile``, because a traced draw would raise an error or always return
+the same batch.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ C = TypeVar("C", bound=type)
 
 
 def untraced(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that excludes the methods ``names``, also inherited methods, from ``torch.compile``.
+    """Return a class decorator that excludes the methods ``names``, including inherited methods, from
+    ``torch.compile``.
 
     A compiled function that calls an excluded method is split: the code before the call and the code after it are
-    compiled separately. With ``fullgraph=True``, torch raises an error that names the remedy.
+    compiled separately. With ``fullgraph=True``, torch raises an error whose text says what to do.
     """
 
     def changed(cls: C) -> C:
@@ -42,7 +45,9 @@ def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return a generator function whose every step is excluded from tracing, not only the first call."""
+    """Return a generator function that is excluded from tracing in every step of the iteration, not only at the first
+    call.
+    """
 
     @wraps(generator)
     def steps(*args: Any, **options: Any) -> Iterator[Any]:

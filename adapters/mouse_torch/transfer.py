@@ -23,8 +23,8 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """Return a function that creates a batch from its index: a TensorDict on the host, pinned if ``pin``; see
-    ``batch_dims``.
+    """Return a function that takes the index of a batch and creates the batch: a TensorDict on the host, in pinned
+    memory if ``pin`` is True.
     """
     if pin:
         return partial(_make_pinned, source)
@@ -34,8 +34,8 @@ def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]
 def batch_dims(spec: Spec) -> int:
     """Return the number of axes in a TensorDict's batch size: 2 for ``[B, S]``, 1 for ``[B]``, 0 for packed windows.
 
-    ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of size ``[T]`` could contain
-    ``cu_seqlens`` only in a wrapper. Neither attention functions nor ``torch.nested`` accept the wrapper.
+    In a packed batch, ``cu_seqlens`` has B + 1 values, and other fields have T rows. A TensorDict of batch size ``[T]``
+    could contain ``cu_seqlens`` only in a wrapper, which neither attention functions nor ``torch.nested`` accept.
     """
     return 0 if spec.is_packed else spec.batch_dims
 
@@ -57,7 +57,7 @@ def _make_pinned(source: BatchSource, index: int) -> TensorDict:
 
 
 def _size(source: BatchSource, plan: Plan) -> list[int]:
-    """Return the leading axes of a batch, in front of the axes of its fields."""
+    """Return the lengths of the leading axes of a batch, which all fields have in common."""
     return [len(plan.starts), plan.length][: batch_dims(source.spec)]
 
 
@@ -74,7 +74,9 @@ def _gather_slabs(
 
 
 def _delivered(views: list[TensorDict]) -> TensorDict:
-    """Return the batch, or a tuple of its views; in both cases, the annotated return type is the type of a batch."""
+    """Return the batch if there is one view, else a tuple of the views; in both cases, the annotated return type is the
+    type of a batch.
+    """
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
@@ -83,7 +85,7 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
     ``torch.from_numpy`` cannot convert.
 
     Raises:
-        SchemaError: torch does not have the dtype.
+        SchemaError: torch lacks the dtype.
     """
     narrow = is_ml_float(array.dtype)
     if not narrow and array.dtype.kind in "biufc" and array.dtype.itemsize <= 8 << (array.dtype.kind == "c"):
@@ -96,7 +98,9 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copy arrays to tensors on a device by one asynchronous copy; on the host, tensors share the memory."""
+    """Copy arrays to tensors on a device by one asynchronous copy; on the host, the tensors share the memory of the
+    arrays.
+    """
     if device.type == "cpu":
         return {name: from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     return by_one_copy(arrays, device)
@@ -105,16 +109,17 @@ def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[s
 def by_one_copy(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, torch.Tensor]:
     """Copy arrays to tensors in one block of memory on a device.
 
-    For CUDA the copy goes through one block of pinned memory, which torch's allocator reuses after the copy.
+    For CUDA the arrays are first copied to one block of pinned memory, which torch's allocator reuses after the copy to
+    the device.
     """
     layout, slab = in_slab(arrays, pin=device.type == "cuda")
     return slab_tensors(layout, slab.to(device, non_blocking=True))
 
 
 def in_slab(arrays: Mapping[str, npt.NDArray[Any]], *, pin: bool) -> tuple[BatchLayout, torch.Tensor]:
-    """Copy arrays to one block of host memory, and return its layout and the memory, uint8.
+    """Copy arrays to one block of host memory; return the layout of the block, and the block as uint8.
 
-    Torch's allocator reuses pinned memory only after copies from it are finished.
+    Torch's allocator reuses pinned memory only after all copies from this memory are finished.
     """
     layout = BatchLayout({name: (array.shape, array.dtype) for name, array in arrays.items()})
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
@@ -127,7 +132,7 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return an array that shares the memory of a tensor; copy a tensor on another device to the host first.
 
     Raises:
-        SchemaError: NumPy does not have the dtype, or needs the package ml_dtypes, which is not installed.
+        SchemaError: NumPy lacks the dtype, or needs the package ml_dtypes, which is not installed.
     """
     values = tensor.detach().cpu()
     name = str(values.dtype).removeprefix("torch.")
@@ -161,7 +166,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """A batch in host memory, with a slab for each view."""
+    """A batch in host memory, with one slab for each view of the batch."""
 
     layout: BatchLayout
     slabs: list[torch.Tensor]
@@ -173,8 +178,8 @@ class InFlight:
     """A batch that is being copied to a device.
 
     Args:
-        views: The batch, or its views, whose tensors are ready after ``event``.
-        event: The event on the copying stream after the last copy; None: the tensors are ready.
+        views: The batch, or the views of the batch; their tensors are ready after ``event``.
+        event: The event after the last copy on the stream of copies; None: the tensors are ready now.
     """
 
     views: tuple[TensorDict, ...]
@@ -198,7 +203,7 @@ def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Strea
 
 
 def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Staged:
-    """Return a function that creates a batch from its index, and starts to copy the batch to ``device``.
+    """Return a function that takes the index of a batch, creates the batch, and starts its copy to ``device``.
 
     Values are copied in their stored dtypes and converted on the device. On CUDA, copies run on a separate stream;
     ``hand_over`` makes the consumer's stream wait for the copies.
@@ -217,8 +222,8 @@ def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
-    """Return the arrays of a batch in its slabs. Each array has the kind of the delivered dtype (such as float or
-    integer), but may have the width of the stored dtype.
+    """Return the arrays of a batch as views of its slabs. Each array's dtype has the kind (such as float or integer) of
+    the delivered dtype, but may have the width of the stored dtype.
     """
     views = []
     for slab in gathered.slabs:
@@ -243,7 +248,7 @@ def _move(
 
 
 def hand_over(made: InFlight) -> TensorDict:
-    """Return a batch to the caller, whose current stream waits for the copies; the host does not wait."""
+    """Return a batch to the caller. The caller's current stream waits for the copies; the host does not wait."""
     if made.event is not None:
         stream = torch.cuda.current_stream(made.views[0].device)
         stream.wait_event(made.event)

@@ -1,4 +1,4 @@
-"""Converts nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
+"""Functions that convert nested rows and batches between TensorDicts, trees of tensors and trees of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from mouse_torch.transfer import from_numpy, sent, to_numpy
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
-    """Convert TensorDicts in rows to dicts of tensors, and the field that the argument ``host`` names to a NumPy array
-    for samplers.
+    """Convert TensorDicts in rows to dicts of tensors. The field that ``host`` names is converted to a NumPy array,
+    because samplers read it.
     """
     path = (host,) if isinstance(host, str) else host
     return _opened_tree(rows, lambda place, leaf: to_numpy(leaf) if path and place[: len(path)] == path else leaf)
@@ -37,13 +37,15 @@ def on_host(rows: Any) -> Any:
     """Convert all tensors and TensorDicts in rows, or a single tensor, to NumPy arrays on the host.
 
     Raises:
-        SchemaError: NumPy does not have the dtype of a tensor.
+        SchemaError: NumPy lacks the dtype of a tensor.
     """
     return _opened_tree(rows, lambda _, leaf: to_numpy(leaf))
 
 
 def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], place: tuple[str, ...] = ()) -> Any:
-    """Return rows without TensorDicts, with ``convert`` applied to every tensor; ``place`` is the path in a row."""
+    """Return rows with TensorDicts converted to dicts, and with ``convert`` applied to every tensor; ``place`` is the
+    path in a row.
+    """
     if isinstance(rows, torch.Tensor):
         return convert(place, rows)
     if is_tensor_collection(rows):
@@ -61,7 +63,7 @@ def _opened_tree(rows: Any, convert: Callable[[FieldKey, torch.Tensor], Any], pl
 
 
 def _are_plain(items: list[Any]) -> bool:
-    """Whether a list has only Python numbers and strings."""
+    """Whether a list contains only Python numbers and strings."""
     return all(type(item) in _PLAIN for item in items)
 
 
@@ -69,7 +71,9 @@ _PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def _opened(rows: Any) -> Any:
-    """Return the fields of a TensorDict or a tensorclass by name, or the items of non-tensor data, one for each row."""
+    """Return the fields of a TensorDict or a tensorclass by name; for non-tensor data, return a list with one item for
+    each row.
+    """
     if is_non_tensor(rows):
         if not rows.batch_size:
             return rows.data
@@ -97,7 +101,9 @@ def _field(rows: Any, name: str) -> Any:
 
 
 def as_state(tree: Any) -> Any:
-    """Convert arrays in a state to tensors, and NumPy numbers to Python numbers, for the defaults of ``torch.load``."""
+    """Convert arrays in a state to tensors, and NumPy numbers to Python numbers, so that ``torch.load`` can read the
+    state with its default options.
+    """
     if isinstance(tree, np.ndarray):
         if is_number(tree.dtype) and tree.dtype.isnative:
             return from_numpy(tree if tree.flags.writeable else tree.copy())
@@ -111,7 +117,7 @@ def as_state(tree: Any) -> Any:
 
 
 def from_state(tree: Any) -> Any:
-    """Convert the tensors in a state of ``as_state`` to NumPy arrays on the host."""
+    """Convert the tensors in a state that ``as_state`` returned to NumPy arrays on the host."""
     if isinstance(tree, Mapping):
         if tree.keys() == {"dtype", "shape", "bytes"} and isinstance(tree["bytes"], torch.Tensor):
             return tree["bytes"].numpy().copy().view(tree["dtype"]).reshape(tree["shape"])
@@ -134,9 +140,10 @@ def on_device(draw: Draw, device: torch.device) -> Draw:
 def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:
     """Convert a batch, or rows, to a TensorDict on a device; return a batch that is not a tree of arrays unchanged.
 
-    The batch size is ``size``, or by default the leading axes that all fields have in common, at most as many axes as
-    ``index`` has: ``[batch_size]``, or ``[B, S]``. Tuples and lists of arrays become dicts with the keys "0", "1", ...;
-    named tuples become dicts of their fields; values other than numbers become non-tensor data.
+    The batch size of the TensorDict is ``size``. By default, it consists of the leading axes that all fields have in
+    common, but of no more axes than ``index`` has: ``[batch_size]``, or ``[B, S]``. Tuples and lists of arrays become
+    dicts with the keys "0", "1", ...; named tuples become dicts of their fields; values other than numbers become
+    non-tensor data.
     """
     if batch is None or not is_node(batch):
         return as_tensor(batch, device) if isinstance(batch, np.ndarray) and is_number(batch.dtype) else batch
@@ -177,7 +184,9 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _listed(values: list[Any], device: torch.device) -> Any:
-    """Convert arrays in a list of values (of rows, or of slices of rows) to tensors, in the form of a TensorDict."""
+    """Convert arrays in a list of values to tensors, as a TensorDict stores them; the list has an item for each row, or
+    a list of items for each slice.
+    """
     rows = [_listed(value, device) if isinstance(value, list) else _item(value, device) for value in values]
     return NonTensorStack(*rows) if rows else NonTensorData([], batch_size=[0])
 

@@ -1,8 +1,9 @@
-"""Replay buffers on the device: a pytree, and pure functions for ``jax.jit``, ``jax.lax.scan`` and ``jax.vmap``.
+"""Replay buffers on a device: a pytree, and pure functions that can run in ``jax.jit``, ``jax.lax.scan`` and
+``jax.vmap``.
 
-Draws equal the draws of ``mouse_core.replay`` for the same seed, the same writes, and the same index of the sample.
-Indices of rows and slices are computed only with integers. The results equal the results in float64, which JAX has only
-with x64.
+Draws equal the draws of ``mouse_core.replay`` if the seed, the writes and the index of the sample are the same. Indices
+of rows and slices are computed with integers only, because JAX has float64 only with x64; the results equal the results
+of ``mouse_core``, which are computed in float64.
 """
 
 from mouse_core.replay.device import Layout, Slices

@@ -1,8 +1,8 @@
 """Array functions of JAX for the samplers of ``mouse_core.replay.device``.
 
-Indices are int32, and counts of rows and slices are uint32, modulo 2**32. Sums of weights need 64 bits, which JAX has
-only with x64. Without x64, each sum is stored as two halves of 32 bits. Operations on sums join the halves, and are
-traced within ``jax.enable_x64``.
+Indices are int32. Counts of rows and slices are uint32, and wrap around at 2**32. Sums of weights need 64 bits, which
+JAX has only with x64. Without x64, each sum is stored as two halves of 32 bits. Operations on sums join the halves, and
+are traced within ``jax.enable_x64``.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class JaxArrays(Arrays):
     def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
         """See ``Arrays``.
 
-        Rows are read one after another. On a CPU, XLA would divide simultaneous reads among threads, which takes far
-        longer.
+        Rows are read one after another, because on a CPU, XLA would divide simultaneous reads among threads, which
+        takes much longer.
         """
         return lax.map(function, jnp.stack(arrays))
 
@@ -76,7 +76,7 @@ class JaxArrays(Arrays):
         return jnp.asarray(values)
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """See ``Arrays``. XLA cannot infer that indices are not negative."""
+        """See ``Arrays``. This order is needed because XLA cannot infer that indices are not negative."""
         return jnp.where(positive < 0, 0, values)
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -90,7 +90,9 @@ class JaxArrays(Arrays):
     # ------------------------------------------------------------------ rings
 
     def slots(self, ring: Ring, row: Any) -> Any:
-        """See ``Arrays``. A comparison is cheaper than the remainder of a division."""
+        """See ``Arrays``. The wrap around the ring uses a comparison, which is cheaper than the remainder of a
+        division.
+        """
         step = (ring.cursor - ring.size) % ring.steps + row
         return jnp.where(step >= ring.steps, step - ring.steps, jnp.where(step < 0, step + ring.steps, step))
 
@@ -118,14 +120,15 @@ class JaxArrays(Arrays):
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
-        """See ``Arrays``. In ``jax.shard_map``, the initial values of a loop are varying over shards, like its
-        results."""
+        """See ``Arrays``. In ``jax.shard_map``, the initial values of a loop must be varying over shards, like the
+        results of the loop.
+        """
         return super().search(ring, counts, env, most, first + 0 * ring.size, rows)
 
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """See ``Arrays``; in place of the index of a sample, a random key of JAX is accepted."""
+        """See ``Arrays``. ``key`` may contain a random key of JAX in place of the index of a sample."""
         if is_key(key.number.dtype):
             return _philox.bits(key.number, count)
         return _philox.words(key.seed, Purpose.REPLAY, key.number, count)
@@ -135,21 +138,21 @@ class JaxArrays(Arrays):
         return _philox.integers(words, jnp.maximum(high, 1))
 
     def scaled(self, words: Any, total: Any) -> Any:
-        """See ``Arrays``; only within ``wide``."""
+        """See ``Arrays``. Call it only within ``wide()``."""
         return _philox.scaled(words, total)
 
     def upper_bits(self, words: Any) -> Any:
-        """See ``Arrays``; only within ``wide``."""
+        """See ``Arrays``. Call it only within ``wide()``."""
         return (words >> 11).astype(jnp.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
-        """Return the first state for an order of few elements."""
+        """Return the initial state; it is only used for an order of few elements. See ``Arrays``."""
         return {"shuffled": jnp.zeros(min(most, _philox.SHUFFLED_UP_TO), jnp.int32)}
 
     def in_order(
         self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """See ``Arrays``. The order of many elements is computed position by position, without the state."""
+        """See ``Arrays``. If the order has many elements, each position is computed separately, without the state."""
         seed, number = key
         kept = state["shuffled"] + _philox.nothing(seed[0], number, n).astype(jnp.int32)
 
@@ -167,11 +170,11 @@ class JaxArrays(Arrays):
         return context
 
     def pack(self, numbers: Any) -> Any:
-        """Return 64-bit integers as halves, uint32 ``[..., 2]``, the lower half first."""
+        """Return 64-bit integers as two 32-bit halves, uint32 ``[..., 2]``, the lower half first."""
         return jnp.stack([numbers.astype(jnp.uint32), (numbers >> 32).astype(jnp.uint32)], -1)
 
     def unpack(self, memory: Any) -> Any:
-        """Return halves as uint64."""
+        """Join 32-bit halves to uint64."""
 
         def shifted(halves: jax.Array) -> jax.Array:
             return (halves[..., 1].astype(jnp.uint64) << 32) | halves[..., 0].astype(jnp.uint64)

@@ -1,5 +1,6 @@
-"""A replay as a pytree, and functions that create a replay, write rows, draw batches, and copy a replay from and to a
-buffer on the host."""
+"""A replay as a pytree, and functions that create a replay, write rows, draw batches, and copy rows between a replay
+and a buffer on the host.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +55,12 @@ class Replay:
 
     Args:
         rows: A tree of arrays ``[T, ...]``, or ``[T, E, ...]`` with environments.
-        cursor: The time step that is written next, int32 ``[]``.
+        cursor: The position of the time step that is written next, int32 ``[]``.
         size: The number of stored time steps, int32 ``[]``.
         seed: The halves of the seed, uint32 ``[2]``, high first.
         state: The state of the sampler: arrays by name.
-        beta: The exponent of importance weights, float32 ``[]``, which a schedule overrides; None without priorities.
+        beta: The exponent of importance weights, float32 ``[]``; a schedule overrides this value. None if the replay
+            has no priorities.
         layout: The constants, which are static in ``jax.jit``.
     """
 
@@ -77,12 +79,13 @@ class Replay:
 
 
 def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...] = ()) -> Any:
-    """Convert a tree to the form of buffers on the host: dataclasses become dicts, and lists of numbers become arrays.
+    """Convert a tree to the types that buffers on the host accept: dataclasses become dicts, and lists of numbers
+    become arrays.
 
     Args:
         tree: The rows.
-        lists: Paths of lists that stay nodes even if they contain numbers.
-        path: The path of the tree.
+        lists: The paths of lists that are not converted to arrays, even if they contain numbers.
+        path: The path of ``tree`` in the row.
     """
     if is_dataclass(tree) and not isinstance(tree, type):
         tree = {one.name: getattr(tree, one.name) for one in fields(tree)}
@@ -95,8 +98,8 @@ def as_dicts(tree: Any, lists: Collection[Any] = (), path: tuple[str | int, ...]
 
 
 def _check_one(replay: Replay, caller: str, *, traced: bool = True) -> None:
-    """Raise ConfigError if ``replay`` consists of several replays, unless the call is inside of ``jax.vmap``. If
-    ``traced`` is False, also raise ConfigError for a replay that is traced, as in ``jax.jit``.
+    """Raise ConfigError if ``replay`` consists of several replays and the call is not inside of ``jax.vmap``. If
+    ``traced`` is False, also raise ConfigError if the replay is traced, as in ``jax.jit``.
     """
     if not traced and not are_known(replay.size, anywhere=True):
         raise ConfigError(f"{caller}: expected a replay outside of jax.jit, found a traced replay")
@@ -128,35 +131,39 @@ def init(
 
     Args:
         example: One row: a pytree of arrays or numbers of any shape and dtype (including JAX's random keys), or of
-            ``jax.ShapeDtypeStruct``. Only shapes and dtypes matter. Dataclasses become dicts.
-        capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
+            ``jax.ShapeDtypeStruct``. Only the shapes and dtypes are used. Dataclasses become dicts.
+        capacity: The largest number of rows in memory, over all time steps and environments; in a full replay, new rows
+            overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
             stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
             transforms that read the next rows, need this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
-        transform: Traceable functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no
-            random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
-        alignment: "outgoing" if the action, reward and done of a row follow its observation, "arrived" if they led to
-            it.
-        priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities, as with a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``. If ``priorities`` is
-            None, all rows or slices are equally likely. New rows have the largest priority so far, at least 1;
-            ``set_priorities`` changes priorities. ``beta`` is a number, which can be traced, or a function of the index
-            of the sample; see ``sample``. Priorities can be used only with the order "random".
-        order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first. ``take``
-            returns the next batch.
+        transform: Traceable functions that take and return a batch, applied in order: transforms of
+            ``mouse_core.replay`` that draw no random numbers and read only the batch, such as ``NStep`` and
+            ``NextView``, or your own functions.
+        alignment: "outgoing" if the action, reward and done of a row follow the row's observation, "arrived" if they
+            led to the row's observation.
+        priorities: The options of priorities: each row is drawn in proportion to a power of its priority, or each slice
+            in proportion to a power of its first row's priority, as with a ``PrioritizedSampler`` or
+            ``PrioritizedSliceSampler``. If ``priorities`` is None, all rows or slices are equally likely. New rows have
+            the largest priority so far, at least 1; ``set_priorities`` changes priorities. ``beta`` is a number, which
+            can be traced, or a function that takes the index of the sample; see ``sample``. Priorities can be used only
+            with the order "random".
+        order: The order in which rows are drawn. "random": rows are drawn with replacement. "epochs": every row is
+            drawn once per epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first.
+            With "epochs" and "queue", ``take`` returns the next batch.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: An integer in ``[0, 2**64)``, or a random key of JAX, from which 64 bits are drawn. The seed may be
             traced, so ``jax.vmap`` can create a replay for each of many seeds.
 
     Returns:
-        A pytree with memory for all rows.
+        A pytree with memory for ``capacity`` rows.
 
     Raises:
-        ConfigError: An argument is out of range, a transform does not run on devices, or the pad does not fit a field.
+        ConfigError: An argument is out of range, a transform cannot run on a device, or the dtype of a field cannot
+            represent the pad.
         SchemaError: A field is not an array of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
 
@@ -181,18 +188,18 @@ def init(
 def add(replay: Replay, rows: Any) -> Replay:
     """Return the replay with rows added after the newest row; in a full replay, the new rows overwrite the oldest rows.
 
-    Rows are written in place if the function is compiled with the replay donated,
-    ``jax.jit(device.add, donate_argnums=0)``, and in a compiled loop, such as ``jax.lax.scan``.
+    Rows are written in place in two cases: if the function is compiled with the replay donated, ``jax.jit(device.add,
+    donate_argnums=0)``, or in a compiled loop, such as ``jax.lax.scan``.
 
     Args:
         replay: A replay.
-        rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
-            ``[env, ...]``, or several, ``[time, env, ...]``.
+        rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, one time step,
+            ``[env, ...]``, or several time steps, ``[time, env, ...]``.
 
     Raises:
         SchemaError: Fields, shapes or dtypes differ from the example.
-        DataError: A 64-bit number of NumPy does not fit the field.
-        ConfigError: ``rows`` has more rows than fit.
+        DataError: The dtype of a field cannot represent a 64-bit number of NumPy.
+        ConfigError: ``rows`` has more rows than the capacity.
     """
     _check_one(replay, "add")
     rows, count = _accepted(replay, rows)
@@ -203,7 +210,7 @@ def add(replay: Replay, rows: Any) -> Replay:
 
 @jax.jit
 def _written(replay: Replay, rows: Any) -> Replay:
-    """Return the replay with checked rows, which have a leading axis of time."""
+    """Return the replay after a write of checked rows; the rows have a leading axis of time."""
     layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
     # Unchanged arrays are left out of the loop's carry, because the loop would copy them.
     changed = jax.eval_shape(partial(_note, layout=layout), replay.state, rows, replay.cursor)
@@ -218,7 +225,7 @@ def _written(replay: Replay, rows: Any) -> Replay:
 
 
 def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Return the arrays of the state that a write of rows at the cursor changes."""
+    """Return the changed arrays of the state after a write of rows at the cursor."""
     ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
     return _changed(state, layout.sampler.units.extend(JAX, state, flatten(rows), count, ring))
 
@@ -228,16 +235,18 @@ def _changed(before: Any, after: Any) -> Any:
 
 
 def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Run ``_note`` row by row on a CPU, in a loop that is compiled to a single kernel, because several kernels take
-    far longer."""
+    """Run ``_note`` row by row on a CPU, in a loop that is compiled to a single kernel, because several kernels would
+    take much longer.
+    """
 
     def one(*given: Any) -> Any:
         one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
         return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Map ``_note`` over many replays. A loop would scatter every single row, because each replay has a different
-        cursor."""
+        """Map ``_note`` over many replays at once, because in a loop, every row would be a separate scatter: each
+        replay has a different cursor.
+        """
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
         made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
         return made, jax.tree.map(lambda _: True, made)
@@ -294,7 +303,9 @@ def _new(lead: tuple[int, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
-    """Return rows as arrays with a leading axis of time (without converting NumPy arrays), and the number of steps."""
+    """Return rows as arrays with a leading axis of time, and the number of time steps. NumPy arrays are not
+    converted.
+    """
     layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
     if given.keys() != held.keys():
         given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
@@ -330,7 +341,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 
 def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without its rows and its seed, because the check does not read them, and they can be traced."""
+    """Return a replay without rows and seed, for checks that do not read rows and seed, which can be traced."""
     nothing: Any = None
     return replace(replay, rows=nothing, seed=nothing)
 
@@ -342,29 +353,30 @@ def _left(replay: Replay) -> jax.Array:
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
-    """Return the batch with index ``index``, which depends only on the seed, the index and the writes.
+    """Return the batch with index ``index``. The batch depends only on the seed, the index and the writes.
 
-    On the host, a ``mouse_core.replay.ReplayBuffer`` with the same seed and writes draws the same rows in its sample
-    with this index. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``; with priorities, a
-    ``PrioritizedSampler`` or ``PrioritizedSliceSampler``.
+    The sample with this index of a ``mouse_core.replay.ReplayBuffer`` on the host has the same rows if the seed and the
+    writes are the same. The buffer's sampler must be a ``RandomSampler`` or ``SliceSampler``, or, for a replay with
+    priorities, a ``PrioritizedSampler`` or ``PrioritizedSliceSampler``.
 
     Args:
-        replay: A replay with rows; under ``jax.jit``, which raises no errors, see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; or a random key of JAX, with which the host cannot repeat
-            the draw. The index can be traced.
+        replay: A replay with rows. Under ``jax.jit`` an empty replay raises no error; use ``can_sample``.
+        index: The index of the sample, ``0 <= index < 2**32``, which can be traced; or a random key of JAX. A draw with
+            a random key cannot be repeated by a buffer on the host.
         batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay.
-        beta: The exponent of ``priority_weight``: a number from 0, which can be traced, or a traceable function from
-            the index of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
+        beta: The exponent of ``priority_weight``: a number of at least 0, which can be traced, or a traceable function
+            that takes the index of the sample, such as a ``LinearSchedule``; by default the exponent of the replay.
 
     Returns:
-        ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested as the rows are, after the transforms; and
+        ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested like the rows, after the transforms; also
         ``index``, int32, the slots of the rows. With priorities, ``priority_weight``, float32 of the same shape, is
         ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices also have ``traj_id`` (unless the
-        rows have a field of this name), and ``mask`` if they are padded. Rows other than dicts are the field ``data``.
+        rows have a field of this name), and ``mask`` if they are padded. If rows are not dicts, the field ``data``
+        contains the rows.
 
     Raises:
         ConfigError: A number is out of range, or no batch can be drawn (checked only for values that are not traced).
-        SchemaError, MissingFieldError: An error of a transform.
+        SchemaError, MissingFieldError: Raised by a transform.
     """
     layout = replay.layout
     size = layout.batch_size if batch_size is None else check_count("batch_size", batch_size)
@@ -387,20 +399,23 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
 
 
 def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
-    """Return the replay after its next batch was drawn, and the batch; for the orders "epochs" and "queue".
+    """Draw the next batch of a replay with the order "epochs" or "queue"; return the replay after the draw, and the
+    batch.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBuffer`` with the corresponding sampler. For
     ``order="epochs"`` this is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left
     for a batch, or when the number of rows changes. For slices it is
     ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch also ends with every write. For ``order="queue"``
     it is ``ConsumingSampler(shuffle=False, drop_last=True)``: the batch has the oldest rows that were not returned yet.
-    With environments, rows are ordered by time step, so ``reshape(-1, num_envs, ...)`` returns ``[time, env]``; see
-    ``can_add``. With ``order="random"``, the batch equals the result of ``sample``, and the replay is unchanged.
+    If the replay has ``num_envs``, the rows of a queue are ordered by time step, so ``reshape(-1, num_envs, ...)``
+    gives the shape ``[time, env, ...]``; see ``can_add``. With ``order="random"``, the batch equals the result of
+    ``sample``, and the replay is unchanged.
 
     Args:
-        replay: A replay with rows for a batch; under ``jax.jit``, which raises no errors, see ``can_sample``. A queue
-            with too few rows is unchanged.
-        index: The index of the sample, as in ``sample``; a queue ignores it. Epochs accept no random key.
+        replay: A replay with enough rows for a batch. Under ``jax.jit`` too few rows raise no error; use
+            ``can_sample``. A queue with too few rows is unchanged.
+        index: The index of the sample, as in ``sample``. With the order "queue" the index is ignored; with "epochs" it
+            cannot be a random key.
 
     Returns:
         The replay, and a batch as in ``sample``.
@@ -408,7 +423,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     Raises:
         ConfigError: A number is out of range, or the replay has too few rows (checked only for values that are not
             traced).
-        SchemaError, MissingFieldError: An error of a transform.
+        SchemaError, MissingFieldError: Raised by a transform.
     """
     if replay.layout.sampler.order == "random":
         return replay, sample(replay, index)
@@ -433,7 +448,7 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
 
 
 def _check(replay: Replay, caller: str) -> None:
-    """Raise ConfigError if no batch can be drawn; do nothing if values are traced."""
+    """Raise ConfigError if no batch can be drawn. Do nothing if values are traced."""
     _check_one(replay, caller)
     asked, layout = _without_rows(replay), replay.layout
     if are_known(*jax.tree.leaves(asked)):
@@ -442,7 +457,7 @@ def _check(replay: Replay, caller: str) -> None:
 
 
 def _checked_index(index: Any) -> jax.Array:
-    """Return the checked index of a sample, or a random key."""
+    """Check the index of a sample, and return it; a random key is returned unchanged."""
     if not hasattr(index, "dtype") or isinstance(index, np.generic):
         if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
             raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")
@@ -459,21 +474,21 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     """Return the replay with new priorities of some rows; if a row occurs twice, its last priority counts.
 
     The replay then draws the same rows as a ``mouse_core.replay.ReplayBuffer`` after ``update_priority`` with the same
-    arguments. Compiled with the replay donated, the call copies no part of the replay.
+    arguments. If the function is compiled with the replay donated, the call copies no part of the replay.
 
     Args:
-        replay: A replay of ``init(..., priorities=)``.
+        replay: A replay that ``init`` created with ``priorities``.
         indices: The slots of the rows, integers of any shape, as in the field ``index`` of a batch. Under ``jax.jit``,
             unused slots are ignored. Negative slots are always ignored, so ``jnp.where(batch["mask"], batch["index"],
             -1)`` leaves out padded steps.
-        priorities: Numbers from 0, converted to float32, of the same shape (further axes of length 1 are allowed); or
-            one number for each slice, ``[B]`` or ``[B, 1]``. Under ``jax.jit``, which raises no errors, negative
-            priorities and NaN change nothing, and too large priorities get the largest possible weight.
+        priorities: Numbers of at least 0, converted to float32, in the shape of ``indices`` (further axes of length 1
+            are allowed); or one number for each slice, ``[B]`` or ``[B, 1]``. Under ``jax.jit`` no error is raised:
+            negative priorities and NaN are ignored, and too large priorities get the largest possible weight.
 
     Raises:
         ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
-        DataError, IndexError: An error of ``update_priority``, if the values are not traced; negative indices are
-            ignored.
+        DataError, IndexError: See ``ReplayBuffer.update_priority``; raised only if the values are not traced. Negative
+            indices are ignored.
     """
     _check_one(replay, "set_priorities")
     given = (
@@ -502,30 +517,33 @@ def sample_ensemble(
     p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
     seed: int | jax.Array = 0,
 ) -> dict[str, Any]:
-    """Return the batch with index ``index`` from several replays; each replay contributes its share.
+    """Return the batch with index ``index`` from several replays (the members); each member provides a share of the
+    batch.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with the
-    same rows. The batches are equal if no other caller samples the buffers, and if each member with a weight above 0
-    has a row in every batch. A member's share is its weight times the batch size, rounded up or down at random, so that
-    the mean is exact. The seeds of members come from ``seed``, and the transforms of members are applied.
+    same rows. The batches are equal only if no other caller samples the buffers, and if each member with a weight above
+    0 has at least one row in every batch. A member's share is its weight times the batch size, rounded up or down at
+    random, so that the share is exact on average. The seeds of the members are derived from ``seed``, and the
+    transforms of the members are applied.
 
     Args:
-        replays: Replays with order="random", all of which have rows; see ``can_sample``.
-        index: The index of the sample, from 0, below 2**32; or a random key of JAX. The index can be traced.
+        replays: Replays with ``order="random"``; each replay must have rows, see ``can_sample``.
+        index: The index of the sample, ``0 <= index < 2**32``, which can be traced; or a random key of JAX.
         batch_size: Number of rows or slices in the batch, B.
-        p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
-            index of the sample; ``index`` then must not be a random key.
+        p: A weight of at least 0 for each replay; by default all weights are equal. The weights of a ``Schedule``
+            change with the index of the sample; ``index`` then must not be a random key.
         seed: An integer in ``[0, 2**64)``; can be traced.
 
     Returns:
-        A batch as in ``sample``, with the rows of the members one after another, and ``buffer_ids``, int32, the member
-        of each row. For rows of members without ``mask`` or ``priority_weight``, these fields are True and 1. If any
-        member has ``mask`` or ``priority_weight``, every batch has this field, even if the member contributes no row.
+        A batch as in ``sample``, with the rows of the members one after another. The field ``buffer_ids``, int32, is
+        the index of each row's member. For rows of members without ``mask`` (or ``priority_weight``), the value of this
+        field is True (or 1). If any member has ``mask`` or ``priority_weight``, every batch has this field, even if the
+        member contributes no row.
 
     Raises:
-        ConfigError: There are no replays, weights are invalid, a number is out of range, or a replay cannot draw a
-            batch (checked only for values that are not traced).
-        SchemaError: The batches of a member have other fields than the batches of the first member.
+        ConfigError: No replay is passed, weights are invalid, a number is out of range, or a replay cannot draw a batch
+            (checked only for values that are not traced).
+        SchemaError: The fields of a member's batches differ from the fields of the first member's batches.
     """
     members, size = len(replays), check_count("batch_size", batch_size)
     if not members:
@@ -553,16 +571,17 @@ def sample_ensemble(
 
 
 def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
-    """Save a replay to a file that ``loads`` and buffers on the host load, in the format of ``ReplayBuffer.dumps``.
+    """Save a replay to a file in the format of ``ReplayBuffer.dumps``; ``loads`` and buffers on the host can load the
+    file.
 
     Args:
-        replay: A replay, outside of ``jax.jit``. If ``replay`` is several replays of many seeds, select one, for
-            example the fourth: ``jax.tree.map(lambda leaf: leaf[3], replay)``.
+        replay: A replay that is not traced. If ``replay`` consists of several replays (of many seeds), select one of
+            them, for example the fourth: ``jax.tree.map(lambda leaf: leaf[3], replay)``.
         path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
         samples: The index of the next sample, with which a buffer on the host continues.
 
     Raises:
-        ConfigError: ``replay`` is several replays, or is traced.
+        ConfigError: ``replay`` consists of several replays, or is traced.
         StorageError: The file cannot be written (also an OSError).
     """
     _check_one(replay, "dumps", traced=False)
@@ -575,12 +594,12 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
     """Return a replay with the rows of a file, and the index of the next sample.
 
     Args:
-        replay: An empty replay with the options of the saved replay; outside of ``jax.jit``.
+        replay: An empty replay, not traced, with the same options as the saved replay.
         path: A file of ``dumps``, or of a buffer of any package with an ``ArrayStorage`` and the corresponding sampler.
 
     Raises:
-        ConfigError: ``replay`` is not empty, is several replays, or is traced.
-        SchemaError, DataError: The rows do not fit the replay; see ``add``.
+        ConfigError: ``replay`` is not empty, consists of several replays, or is traced.
+        SchemaError, DataError: The rows cannot be written to the replay; see ``add``.
         StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
         StorageError: The file cannot be read (also an OSError).
     """
@@ -593,19 +612,19 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
     """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-    Each row keeps its slot, and the buffer gets the replay's seed. Episodes can get new numbers (``traj_id``).
-    Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as int4, to one
-    byte.
+    Each row keeps its slot, and the buffer gets the replay's seed. The trajectory numbers of episodes (``traj_id``) can
+    change. Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as
+    int4, to one byte.
 
     Args:
-        replay: A replay, outside of ``jax.jit``.
-        buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
-            ``ndim=2``; its sampler and transforms stay.
+        replay: A replay that is not traced.
+        buffer: An empty buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of
+            the buffer has ``ndim=2``. The sampler and the transforms of the buffer are not changed.
         samples: The index of the buffer's next sample.
 
     Raises:
-        ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` is several replays, or
-            is traced.
+        ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` consists of several
+            replays, or is traced.
     """
     _check_one(replay, "to_host", traced=False)
     check_count("samples", samples, 0)
@@ -618,16 +637,17 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     """Return the replay with all rows of a buffer; the replay then draws the same samples as the buffer.
 
     Each row keeps its slot, and the replay gets the buffer's seed; ``buffer.stats()["samples"]`` is the index of the
-    buffer's next sample. Episodes can get new numbers (``traj_id``).
+    buffer's next sample. The trajectory numbers of episodes (``traj_id``) can change.
 
     Args:
-        replay: An empty replay, outside of ``jax.jit``; its sampler and transforms stay.
-        buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+        replay: An empty replay that is not traced; its sampler and transforms are not changed.
+        buffer: A buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of the
+            buffer has ``ndim=2``.
 
     Raises:
-        ConfigError: The replay is not empty, has another capacity, is several replays, or is traced; or the order of
-            the buffer's rows is unknown.
-        SchemaError, DataError: The rows do not fit the replay; see ``add``.
+        ConfigError: The replay is not empty, has another capacity, consists of several replays, or is traced; or the
+            buffer's rows are not in the order of writing.
+        SchemaError, DataError: The rows cannot be written to the replay; see ``add``.
     """
     _check_one(replay, "from_host", traced=False)
     seed = seed_halves(buffer.seed)
@@ -644,7 +664,9 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
 
 
 def _in_own_dtypes(replay: Replay, rows: Any) -> Any:
-    """Convert rows of a buffer to arrays; dtypes that ``as_numbers`` changed become the dtypes of the replay again."""
+    """Convert rows of a buffer to arrays; fields whose dtype ``as_numbers`` changed are converted back to the dtypes of
+    the replay.
+    """
     rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
     given, held = flatten(rows), flatten(replay.rows)
     if given.keys() != held.keys():
@@ -660,7 +682,7 @@ def _in_own_dtypes(replay: Replay, rows: Any) -> Any:
 
 
 def _like(replay: Replay) -> ReplayBuffer:
-    """Return an empty buffer on the host that draws the same batches."""
+    """Return an empty buffer on the host that draws the same batches as the replay."""
     layout = replay.layout
     beta = None if replay.beta is None else layout.schedule or float(replay.beta)
     return moving.buffer_like(layout, beta)

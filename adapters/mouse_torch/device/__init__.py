@@ -1,7 +1,7 @@
-"""Replay buffers on the device, in eager code, ``torch.compile`` and CUDA graphs.
+"""Replay buffers on a device, for eager code, ``torch.compile`` and CUDA graphs.
 
-Batches equal the batches of ``mouse_core.replay`` for the same seed, the same writes, and the same index of the sample.
-No call waits for the device: samples are counted on the device, and no shape depends on values.
+Batches equal the batches of ``mouse_core.replay`` if the seed, the writes and the index of the sample are the same. No
+call waits for the device: samples are counted on the device, and no shape depends on values.
 """
 
 from mouse_core.replay import Slices

@@ -1,7 +1,7 @@
 """Array functions of torch for the samplers of ``mouse_core.replay.device``.
 
 The torch functions are used on devices other than the host, and in compiled code. In eager code on the host, samplers
-call NumPy functions on the memory of the tensors, because each operation then takes a third of the time.
+call NumPy functions on the memory of the tensors, because each operation then takes one third of the time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _bits_of: Callable[[float], int] = _constant(bits_of)
 class TorchArrays(Arrays):
     """The implementation of ``Arrays`` for torch.
 
-    The memory of a sum tree is always accessed in the same shape, because compiled code would copy a view of another
-    shape.
+    The memory of a sum tree is always accessed in one shape, because compiled code would copy the memory to create a
+    view of another shape.
 
     Args:
         device: The device of new arrays.
@@ -93,7 +93,7 @@ class TorchArrays(Arrays):
     # ------------------------------------------------------------------ random numbers
 
     def words(self, key: DrawKey, count: int) -> Any:
-        """See ``Arrays``. Words are int64 with the same bits."""
+        """See ``Arrays``. Words are int64 tensors with the bits of the unsigned words."""
         return _philox.words(key.seed, key.number, count)
 
     def integers(self, words: Any, high: Any) -> Any:
@@ -148,7 +148,7 @@ class TorchArrays(Arrays):
         return self.scatter(memory, torch.where(last, place, nowhere), values.index_select(0, order))
 
     def wide_memory(self, rows: int) -> Any:
-        """See ``Arrays``. One more row is allocated as the spare row."""
+        """See ``Arrays``. One additional row is allocated as the spare row of ``overwrite``."""
         return zeros((rows + 1, FAN), torch.int64, self.device)
 
     def total(self, children: Any) -> Any:
@@ -160,7 +160,9 @@ class TorchArrays(Arrays):
         return rows.amin(1)
 
     def child(self, children: Any, rest: Any) -> tuple[Any, Any]:
-        """See ``Arrays``. Running sums never decrease, so of the sums up to ``rest``, the last one is the largest."""
+        """See ``Arrays``. Running sums never decrease, so of the sums that are at most ``rest``, the last sum is the
+        largest.
+        """
         sums = children.cumsum(1)[:, :-1]
         passed = sums <= rest[:, None]
         return passed.sum(1), torch.where(passed, sums, 0).amax(1)

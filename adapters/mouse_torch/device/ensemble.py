@@ -1,4 +1,4 @@
-"""Draws batches from several replays, such as recorded and new rows."""
+"""A module that draws batches from several replays, for example from recorded and from new rows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from mouse_torch.trees import tensor_dict
 
 
 class ReplayEnsemble(BufferModule):
-    """Draws batches from several replays on one device; each replay contributes its share.
+    """Draws batches from several replays (the members) on one device; each member provides a share of each batch.
 
     The batches equal the batches of a ``mouse_core.replay.ReplayBufferEnsemble`` with the same seed over buffers with
-    the same rows. The batches are equal if no other caller samples the buffers, and if each member with a weight above
-    0 has a row in every batch. A member's share is its weight times the batch size, rounded up or down at random, so
-    that the mean is exact. The seeds of members come from the seed of the ensemble, and the transforms of members are
-    applied. Like a ``Replay``, an ensemble draws in eager code, in compiled code and in CUDA graphs, and counts its
-    samples on the device. Rows are written to the members.
+    the same rows. The batches are equal only if no other caller samples the buffers, and if each member with a weight
+    above 0 has at least one row in every batch. A member's share is its weight times the batch size, rounded up or down
+    at random, so that the share is exact on average. The seeds of the members are derived from the seed of the
+    ensemble, and the transforms of the members are applied. Like a ``Replay``, an ensemble draws in eager code, in
+    compiled code and in CUDA graphs, and counts its samples on the device. Rows are written to the members.
 
     Args:
-        replays: Replays with order="random", which become parts of this module.
+        replays: Replays with ``order="random"``; they become submodules of this module.
         batch_size: Number of rows or slices in a batch, B.
-        p: A weight for each replay, at least 0; by default equal weights. The weights of a ``Schedule`` change with the
-            index of the sample.
+        p: A weight of at least 0 for each replay; by default all weights are equal. The weights of a ``Schedule``
+            change with the index of the sample.
         seed: An integer in ``[0, 2**64)``.
 
     Raises:
-        ConfigError: There are no replays, a replay has another order than "random", replays are on several devices, or
-            weights are invalid.
+        ConfigError: No replay is passed, a replay has an order other than "random", the replays are on different
+            devices, or weights are invalid.
 
     Example:
         >>> import torch
@@ -108,14 +108,14 @@ class ReplayEnsemble(BufferModule):
                 which the call increments.
 
         Returns:
-            A batch as in ``Replay.sample``, with the rows of the members one after another, and ``buffer_ids``, int64,
-            the member of each row. For rows of members without ``mask`` or ``priority_weight``, these fields are True
-            and 1. If any member has ``mask`` or ``priority_weight``, every batch has this field, even if the member
-            contributes no row.
+            A batch as in ``Replay.sample``, with the rows of the members one after another. The field ``buffer_ids``,
+            int64, is the index of each row's member. For rows of members without ``mask`` (or ``priority_weight``), the
+            value of this field is True (or 1). If any member has ``mask`` or ``priority_weight``, every batch has this
+            field, even if the member contributes no row.
 
         Raises:
             ConfigError: The index is out of range, or a member cannot draw a batch (checked only on the host).
-            SchemaError: The batches of a member have other fields than the batches of the first member.
+            SchemaError: The fields of a member's batches differ from the fields of the first member's batches.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)
         xp, batches = TorchArrays(self.samples.device, self.constants._buffers), {}
@@ -139,11 +139,11 @@ class ReplayEnsemble(BufferModule):
         """Set the priorities of some rows; rows of members without priorities are ignored.
 
         Args:
-            indices, priorities: The arguments of ``Replay.set_priorities``.
-            buffer_ids: The member of each row, as in a batch.
+            indices, priorities: See ``Replay.set_priorities``.
+            buffer_ids: The index of each row's member, as in the field ``buffer_ids`` of a batch.
 
         Raises:
-            ConfigError, DataError, IndexError: An error of ``Replay.set_priorities``.
+            ConfigError, DataError, IndexError: See ``Replay.set_priorities``.
         """
         for member, replay in enumerate(self._members()):
             if isinstance(replay.sampler, ByPriority):

@@ -23,11 +23,11 @@ _LINE = 64
 
 
 class BufferModule(torch.nn.Module):
-    """A module with data. The data move between devices with the parent module, but ``half()`` and similar methods do
-    not change their dtypes.
+    """A module with data in torch buffers. The data are moved between devices together with the parent module, but
+    ``half()`` and similar methods do not change the dtypes of the data.
 
     Args:
-        arrays: Buffers by name.
+        arrays: The torch buffers by name.
         persistent: Whether the module's ``state_dict`` includes the buffers.
     """
 
@@ -40,7 +40,7 @@ class BufferModule(torch.nn.Module):
             self.register_buffer(name, memory, persistent=persistent)
 
     def arrays(self) -> Arrays:
-        """Return the module's buffers on the host as NumPy arrays by name; bfloat16 as int16."""
+        """Return the module's buffers on the host as NumPy arrays by name; bfloat16 buffers are returned as int16."""
         where = [0 if memory is None else memory.data_ptr() for memory in self._buffers.values()]
         if self._views[0] != where:
             buffers = self._buffers.items()
@@ -49,7 +49,7 @@ class BufferModule(torch.nn.Module):
         return self._views[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling, without the NumPy views of the memory."""
+        """Return the state that is copied or pickled; the NumPy views of the memory are left out."""
         return {**vars(self), "_views": ([], {})}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -67,10 +67,10 @@ def _array(memory: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor of zeros; on the host, in memory that NumPy allocated.
+    """Return a tensor of zeros; on the host, the tensor's memory is allocated by NumPy.
 
-    Linux uses large pages for this memory, so reading random rows among 10 million rows causes few look-ups in page
-    tables.
+    Linux uses large pages for memory that NumPy allocates, so reading random rows among 10 million rows causes few
+    look-ups in page tables.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -101,7 +101,7 @@ class Row:
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
     def seen(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a view of memory in the field's own dtype."""
+        """Return a view of ``memory`` in the dtype of the field."""
         return memory if memory.dtype == self.dtype else memory.view(self.dtype)
 
 
@@ -130,7 +130,8 @@ def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 class Fields(BufferModule):
-    """The memory of all rows: a buffer ``[capacity, ...]`` for each field, named by the field's position.
+    """The memory of all rows: a torch buffer ``[capacity, ...]`` for each field, whose name is the position of the
+    field.
 
     Fields that torch cannot write row by row, such as uint16 and float8, are stored as integers of the same size.
 
@@ -163,9 +164,9 @@ class Fields(BufferModule):
         yield from zip(self.rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: Any) -> Any:
-        """Return the rows in ``slots``, nested, ``[*slots, ...]``.
+        """Return the rows in ``slots``, nested like rows, ``[*slots.shape, ...]``.
 
-        If ``slots`` is a NumPy array, NumPy gathers the rows, which takes half the time.
+        If ``slots`` is a NumPy array, NumPy gathers the rows, which takes half the time of torch.
         """
         if isinstance(slots, np.ndarray):
             seen = zip(self.rows, self.arrays().values(), strict=True)
@@ -177,7 +178,7 @@ class Fields(BufferModule):
         return found if self.is_flat else self.nested(found)
 
     def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
-        """Return fields by name in the nested form of rows."""
+        """Convert a dict of fields by name to the nested form of rows."""
         return dict(fields) if self.is_flat else unflatten(self._structure, fields)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
@@ -194,7 +195,7 @@ class Fields(BufferModule):
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ from the example.
-            ConfigError: ``rows`` has more time steps than fit.
+            ConfigError: ``rows`` has more time steps than the capacity.
         """
         leaves = flatten(opened(as_tree(rows), 0, lists=self._lists))
         given = {key: _tensor(key, leaf) for key, leaf in leaves.items()}
@@ -212,9 +213,9 @@ class Fields(BufferModule):
 def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return values on a device, without waiting for a copy from the host.
 
-    Host values are first copied to new pinned memory, which torch's allocator reuses after the copy. A copy from
-    pageable memory would wait for all queued work of the device, and the program could overwrite pinned memory
-    before the copy runs.
+    Host values are first copied to newly allocated pinned memory, which torch's allocator reuses after the copy to the
+    device. A direct copy from pageable memory would wait for all queued work of the device. If the values are already
+    in pinned memory, the program could overwrite them before the copy runs.
     """
     if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
         values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

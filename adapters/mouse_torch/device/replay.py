@@ -1,4 +1,4 @@
-"""A replay buffer as a module, whose buffers are the rows, the counters and the state of the sampler."""
+"""A replay buffer as a torch module; the module's tensors are the rows, the counters and the state of the sampler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _NUMPY, _ON_HOST = Arrays(), TorchArrays(torch.device("cpu"))
 
 
 class Replay(BufferModule):
-    """A replay buffer on a device that never waits for values, for vectorised environments in torch.
+    """A replay buffer on a device, for vectorised environments in torch. No method that writes or samples waits for the
+    device.
 
     Batches equal the batches of a ``mouse_core.replay.ReplayBuffer`` with the same seed, the same writes and the
     corresponding sampler. The corresponding sampler is a ``RandomSampler`` or ``SliceSampler``; with priorities, a
@@ -40,14 +41,15 @@ class Replay(BufferModule):
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
 
     ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The index of
-    the next sample is on the device, so that each replay of a graph draws new rows. A ``Replay`` is a module with
-    ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not change its
-    rows.
+    the next sample is stored on the device, so each time a CUDA graph is replayed, it draws new rows. A ``Replay`` is a
+    module with ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not
+    change its rows.
 
     Args:
-        example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Only shapes and dtypes
-            matter.
-        capacity: Number of rows in memory, over all time steps and environments; new rows overwrite the oldest.
+        example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Only the shapes and
+            dtypes are used.
+        capacity: The largest number of rows in memory, over all time steps and environments; in a full replay, new rows
+            overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
             stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
@@ -55,23 +57,23 @@ class Replay(BufferModule):
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no random
             numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
-        alignment: "outgoing" if the action, reward and done of a row follow its observation, "arrived" if they led to
-            it.
-        priorities: The options of priorities: rows (or slices, by their first rows) are drawn in proportion to powers
-            of their priorities. If ``priorities`` is None, all rows or slices are equally likely. New rows have the
-            largest priority so far, at least 1; ``set_priorities`` changes priorities. ``beta`` is a number, a tensor
-            ``[]`` on the device, or a function that takes the index of the sample (a tensor) and returns a tensor, such
-            as a ``LinearSchedule``.
-        order: The order of rows. "random": rows are drawn with replacement. "epochs": every row is drawn once per
-            epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first.
+        alignment: "outgoing" if the action, reward and done of a row follow the row's observation, "arrived" if they
+            led to the row's observation.
+        priorities: The options of priorities: each row is drawn in proportion to a power of its priority, or each slice
+            in proportion to a power of its first row's priority. If ``priorities`` is None, all rows or slices are
+            equally likely. New rows have the largest priority so far, at least 1; ``set_priorities`` changes
+            priorities. ``beta`` is a number, a tensor ``[]`` on the device, or a function that takes the index of the
+            sample (a tensor) and returns a tensor, such as a ``LinearSchedule``.
+        order: The order in which rows are drawn. "random": rows are drawn with replacement. "epochs": every row is
+            drawn once per epoch, shuffled; slices do not overlap. "queue": every row is drawn once, the oldest first.
         sampler: A custom sampler in place of ``priorities`` and ``order``: an instance of a subclass of
             ``mouse_core.replay.device.DeviceSampler``, whose ``units`` are set to the rows or slices of the replay.
         seed: An integer in ``[0, 2**64)``.
         device: The device of the rows, which must support int64 and float64; None: the host.
 
     Raises:
-        ConfigError: An argument is out of range, the device does not exist, a transform does not run on devices, or the
-            pad does not fit a field.
+        ConfigError: An argument is out of range, the device does not exist, a transform cannot run on a device, or the
+            dtype of a field cannot represent the pad.
         SchemaError: A field is not a tensor of numbers, or has the name of a field that the replay adds to batches.
         MissingFieldError: Batches consist of slices, and no field of the rows marks the ends of episodes.
 
@@ -139,12 +141,12 @@ class Replay(BufferModule):
         """Write rows after the newest row; in a full replay, the new rows overwrite the oldest rows.
 
         Args:
-            rows: One row like ``example``, or several, ``[n, ...]`` in every field; with environments one time step,
-                ``[env, ...]``, or several, ``[time, env, ...]``. Rows on another device are copied.
+            rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, one time
+                step, ``[env, ...]``, or several time steps, ``[time, env, ...]``. Rows on another device are copied.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ from the example.
-            ConfigError: ``rows`` has more rows than fit.
+            ConfigError: ``rows`` has more rows than the capacity.
         """
         given, count = self.rows.accepted(rows, self.layout)
         if not count:
@@ -184,14 +186,14 @@ class Replay(BufferModule):
         Args:
             indices: Slots of the rows, integers of any shape, as in the field ``index`` of a batch. Negative slots are
                 ignored, so that ``torch.where(batch["mask"], batch["index"], -1)`` leaves out padded steps.
-            priorities: Numbers from 0, converted to float32, of the same shape (further axes of length 1 are allowed);
-                or one number for each slice, ``[B]`` or ``[B, 1]``. Values are checked only on the host. On other
-                devices, negative priorities and NaN change nothing, too large priorities get the largest possible
-                weight, and slots without a row are ignored.
+            priorities: Numbers of at least 0, converted to float32, in the shape of ``indices`` (further axes of length
+                1 are allowed); or one number for each slice, ``[B]`` or ``[B, 1]``. Values are checked only on the
+                host. On other devices, negative priorities and NaN change nothing, too large priorities get the largest
+                possible weight, and slots without a row are ignored.
 
         Raises:
             ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
-            DataError, IndexError: An error of ``ReplayBuffer.update_priority``, if the rows are on the host.
+            DataError, IndexError: See ``ReplayBuffer.update_priority``; raised only if the replay is on the host.
         """
         given = (
             torch.as_tensor(
@@ -217,20 +219,21 @@ class Replay(BufferModule):
             index: The index of the sample, an integer of at least 0 or int64 ``[]`` on the device; None: the index in
                 ``samples`` on the device, which the call increments. In the orders "epochs" and "queue", the call
                 returns the next rows for any ``index``; the index only determines the order of a new epoch.
-            batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay. The orders
-                "epochs" and "queue" accept only this size.
-            beta: The exponent of ``priority_weight``: a number from 0, a tensor ``[]`` or a function from the index of
-                the sample to a number; by default the exponent of the replay.
+            batch_size: Number of rows or slices in the batch, B; by default the batch size of the replay. With the
+                orders "epochs" and "queue", only this size is allowed.
+            beta: The exponent of ``priority_weight``: a number of at least 0, a tensor ``[]``, or a function that takes
+                the index of the sample and returns a number; by default the exponent of the replay.
 
         Returns:
             ``TensorDict[B]``, or ``TensorDict[B, S]`` for slices, after the transforms: the fields of the rows, and
             ``index``, int64, the slots of the rows. Slices also have ``traj_id`` (unless the rows have a field of this
             name), and ``mask`` if they are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min) **
-            -beta`` with a relative error of up to ``1e-5``. Rows other than dicts are the field ``data``.
+            -beta`` with a relative error of up to ``1e-5``. If rows are not dicts, the field ``data`` contains the
+            rows.
 
         Raises:
             ConfigError: A number is out of range, or the replay is empty (checked only on the host).
-            SchemaError, MissingFieldError: An error of a transform.
+            SchemaError, MissingFieldError: Raised by a transform.
         """
         default = self.layout.batch_size
         size = default if batch_size is None else check_count("batch_size", batch_size)
@@ -251,7 +254,7 @@ class Replay(BufferModule):
         return made
 
     def drawn(self, size: int, number: Any = None, seed: Any = None, *, beta: Any = None) -> dict[str, Any]:
-        """Return a batch before transforms.
+        """Draw a batch, and return it before the transforms are applied.
 
         Args:
             size: The number of rows or slices.
@@ -284,7 +287,7 @@ class Replay(BufferModule):
         return batch
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the replay to a file that buffers of NumPy, torch and JAX can load, as ``ReplayBuffer.dumps`` does.
+        """Save the replay to a file that buffers of NumPy, torch and JAX can load; see ``ReplayBuffer.dumps``.
 
         Args:
             path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
@@ -298,7 +301,8 @@ class Replay(BufferModule):
         buffer.dumps(path)
 
     def loads(self, path: str | PathLike[str]) -> None:
-        """Load a file into an empty replay with the options of the saved replay, and continue its draws.
+        """Load a file into an empty replay that has the same options as the saved replay; the draws of the saved replay
+        continue.
 
         Args:
             path: A file of ``dumps``, of ``mouse_jax.device.dumps``, or of a buffer of any package with an
@@ -306,7 +310,8 @@ class Replay(BufferModule):
 
         Raises:
             ConfigError: The replay is not empty.
-            SchemaError, DataError: The rows do not fit the replay.
+            SchemaError, DataError: The fields, shapes or dtypes of the rows differ from the replay, or a dtype cannot
+                represent a value.
             StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
             StorageError: The file cannot be read (also an OSError).
         """
@@ -320,12 +325,12 @@ class Replay(BufferModule):
     def to_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. Episodes can
-        get new numbers (``traj_id``).
+        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. The trajectory
+        numbers of episodes (``traj_id``) can change.
 
         Args:
-            buffer: An empty buffer of any package and of the same capacity, with environments over a storage with
-                ``ndim=2``; its sampler and transforms stay.
+            buffer: An empty buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage
+                of the buffer has ``ndim=2``. The sampler and the transforms of the buffer are not changed.
 
         Raises:
             ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
@@ -341,15 +346,18 @@ class Replay(BufferModule):
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. Episodes can
-        get new numbers (``traj_id``).
+        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. The trajectory
+        numbers of episodes (``traj_id``) can change.
 
         Args:
-            buffer: A buffer of any package and of the same capacity, with environments over a storage with ``ndim=2``.
+            buffer: A buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of the
+                buffer has ``ndim=2``.
 
         Raises:
-            ConfigError: The replay is not empty, or has another capacity; or the order of the buffer's rows is unknown.
-            SchemaError, DataError: The rows do not fit the replay.
+            ConfigError: The replay is not empty or has another capacity, or the buffer's rows are not in the order of
+                writing.
+            SchemaError, DataError: The fields, shapes or dtypes of the rows differ from the replay, or a dtype cannot
+                represent a value.
         """
         xp, _, before, ring = self._in_torch()
         ring, rows = moving.rows_from_host(ring, buffer)
@@ -377,7 +385,9 @@ class Replay(BufferModule):
         return _NUMPY, known, self.state.arrays(), ring
 
     def _in_torch(self) -> tuple[TorchArrays, Any, State, Ring]:
-        """Return ``_core`` with torch functions and tensors, for any device and for compiled code."""
+        """Return the same values as ``_core``, with torch functions and tensors, for any device and for compiled
+        code.
+        """
         xp = TorchArrays(self.cursor.device, self.constants._buffers)
         return xp, self._buffers, dict(self.state._buffers), self._ring()
 
@@ -385,7 +395,7 @@ class Replay(BufferModule):
         return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
 
     def _keep(self, before: State, after: State) -> None:
-        """Write the arrays that changed to the memory of the module."""
+        """Copy the arrays that differ between ``before`` and ``after`` to the memory of the module."""
         for name, values in after.items():
             if values is not before[name]:
                 before[name][...] = values
