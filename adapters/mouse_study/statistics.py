@@ -76,9 +76,9 @@ def band(
 ) -> Band:
     """Return the interquartile mean of runs, and its interval by the percentiles of a stratified bootstrap.
 
-    A stratum is a group of runs that differ only in their seeds, for example a variant. Each resample draws, with
-    replacement, as many runs from a stratum as the stratum has: for example 2, 0, 2 from the runs 0, 1, 2. For each
-    drawn run, its complete curve is used.
+    A stratum is a group of runs that differ only in their seeds, for example the runs of a variant. Each resample
+    draws, with replacement, as many runs from a stratum as the stratum has: for example 2, 0, 2 from the runs 0, 1, 2.
+    For each drawn run, its complete curve is used.
 
     Args:
         strata: an array ``[runs, ...]`` for each stratum; only the number of runs may differ between strata.

@@ -142,7 +142,8 @@ def kind_of(framework: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """The run for which a training function is called; the argument of the function.
+    """Describes the run for which a training function is called. A ``Context`` is the argument of the training
+    function.
 
     Args:
         variant: The name of the variant.
@@ -183,8 +184,8 @@ class Context:
     def loader(self, **options: Any) -> Any:
         """Return a loader of the study's store for the framework of this run, with the study's options.
 
-        A ``Training`` without ``batches`` uses such a loader. If the steps draw from another loader, it belongs to the
-        ``state`` of the training.
+        A ``Training`` without ``batches`` uses such a loader. If the steps draw from another loader, that loader must
+        be a part of the training's ``state``.
 
         Args:
             options: Options that override the study's options, and ``seed``, which is the run's seed by default.
@@ -372,7 +373,7 @@ class Study:
             jobs: The number of concurrent runs.
             only: Patterns of the runs to execute, "variant/framework/seed", in which ``*`` matches anything, and the
                 end may be omitted; by default all runs.
-            progress: Whether to draw the progress of the runs; None: if stderr is a terminal.
+            progress: Whether to show the progress of the runs; None: only if stderr is a terminal.
 
         Returns:
             The results of all runs so far, which are also written to ``results.parquet`` in the folder.

@@ -5,7 +5,7 @@ A table of a thousand record batches has a thousand buffers for each column, usu
 several files or on the heap. NumPy gathers fastest from *one* array, with one index for each window. Therefore the
 address space of the process is viewed as one read-only array, in which the index of an element is its address divided
 by the item size. Creating the view reads no memory; only elements at addresses of a live ``pyarrow.Buffer`` are read.
-The code that computes an index keeps the buffer alive, for example ``ColumnPart``. Bounds come from Arrow's own lengths
+The code that computes an index, such as ``ColumnPart``, keeps the buffer alive. Bounds come from Arrow's own lengths
 and offsets, which ``locate_values`` checks when a chunk is first used.
 """
 

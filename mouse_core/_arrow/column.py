@@ -313,8 +313,8 @@ class ColumnPart:
         return [self.chunk(number).slice(row, count) for number, row, count in wanted]
 
     def prepare(self, numbers: Sequence[int]) -> None:
-        """Read the metadata that are needed to locate the given chunks, for all chunks together, unless they are in
-        memory.
+        """Read, for all given chunks together, the metadata that are needed to locate the chunks. Metadata in memory
+        are not read again.
         """
 
     def locate(self, number: int) -> tuple[int, tuple[int, ...]] | None:

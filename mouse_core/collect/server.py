@@ -173,8 +173,8 @@ class StoreServer:
             self._change.notify_all()
 
     def _claim_name(self, call: dict[str, Any], thread: threading.Thread) -> dict[str, Any] | None:
-        """Reserve the client name in a hello for a connection; return an error answer if the name is missing or in
-        use.
+        """Reserve, for a connection, the client name in the connection's "hello"; return an error answer if the name is
+        missing or in use.
         """
         name = call.get("client")
         if call.get("call") != "hello" or not isinstance(name, str):

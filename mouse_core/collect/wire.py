@@ -12,8 +12,8 @@ A column is described in the JSON, and its values are in the body:
 - a list of arrays of numbers is sent as their dtype, their shapes and their bytes
 - other values (text, bytes, lists, dicts, None) are sent as an Arrow column
 
-Decoded values never need more memory than the size of the body allows. Compressed values, and values to which a message
-refers twice, raise DataError before any value is decoded.
+The size of the body limits the memory that decoded values need. Compressed values, and values to which a message refers
+twice, raise DataError before any value is decoded.
 """
 
 from __future__ import annotations

@@ -800,7 +800,7 @@ class Columns:
 
 
 class _Gather:
-    """A reusable plan for gathering rows at ``places`` of one shape."""
+    """A reusable plan for gathering rows; all arrays ``places`` must have the shape of the plan."""
 
     def __init__(self, memory: Columns, shape: tuple[int, ...]) -> None:
         self._keys = memory.keys

@@ -71,7 +71,7 @@ class RowStream:
         schema: Names and Arrow types of the columns of every batch.
         batches: A function that returns a new iterator over the batches.
         rows: Number of rows; None if the number is not known before reading.
-        notes: Decisions of the reader; each note is one sentence.
+        notes: Decisions of the reader, each as one sentence.
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
             and a sentence.
         format_metadata: Metadata under the names that the format gives them.
@@ -248,7 +248,7 @@ class RowStream:
 
 
 def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMetadata:
-    """Return metadata that make batches keep the stored names, dtypes and shapes of observations and actions.
+    """Return metadata with which batches keep the stored names, dtypes and shapes of observations and actions.
 
     Args:
         metadata: The metadata to extend; existing fields are kept.

@@ -163,8 +163,8 @@ def convert(
     """Write all rows to ``target``, in bounded memory.
 
     Files are written to a folder ``.NAME.converting`` next to the target. When all rows are written, they are read
-    back. If their digest equals the digest of the source, the folder is renamed to the target. After an interruption,
-    the same call resumes: it keeps the finished files after comparing them with the source.
+    back. If the digest of the written rows equals the digest of the source, the folder is renamed to the target. After
+    an interruption, the same call resumes: it keeps the finished files after comparing them with the source.
 
     If rows refer to images by path, the images are written into the rows and are part of the digest. If rows refer to
     frames of videos, the result gets hard links to the videos, or copies if the file system has no links.

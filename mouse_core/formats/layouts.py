@@ -80,7 +80,7 @@ class Aligned:
     def check_alignment(self, *others: str) -> None:
         """Raise ConfigError if ``alignment`` has a role outside of ``moved`` and ``others``.
 
-        An unknown ``ending`` is also an error.
+        An unknown ``ending`` also raises a ConfigError.
         """
         if self.ending not in ("truncated", "terminal"):
             raise ConfigError(f"layout: ending: expected 'truncated' or 'terminal', found {self.ending!r}")
@@ -123,7 +123,7 @@ class TreeLayout(Aligned):
             the flag is set where the array at any path is set.
         truncated: A flag for each step or for each episode. The flag states that the episode was cut off.
         next_observation: The observation after each step. If the layout determines the ends of episodes, only the last
-            next observation of each episode is read.
+            value of each episode is read.
         metadata: Arrays with a value for each step, which become columns ``metadata_<name>``.
         other_metadata: Whether all other arrays of an episode become metadata, too. An array with a single value is
             left out; an array whose length fits neither steps nor observations raises an error.
@@ -325,7 +325,8 @@ def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str])
     """Return a layout from a mapping of its arguments, or from a YAML file with these arguments and ``version: 1``.
 
     Raises:
-        ConfigError: An argument is unknown or has no effect, the file does not exist, or its version is newer.
+        ConfigError: An argument is unknown or has no effect, the file does not exist, or the version of the file is
+            newer than this library.
         DataError: The file is not valid YAML.
         ImportError: PyYAML, a requirement of ``datasets``, is not installed.
     """

@@ -96,8 +96,8 @@ class Pictures:
 
 
 Changed = Mapping[str, tuple[Pictures, PictureEncoding]]
-"""The type of a dict from the name of each column whose encoding changes to the description of its images and the new
-encoding.
+"""The type of a dict. Its keys are the columns whose encoding changes; each value is the description of the column's
+images and the new encoding.
 """
 
 
@@ -267,7 +267,7 @@ def encoded_images(column: pa.Array) -> npt.NDArray[Any]:
 def unreadable_images(
     column: pa.Array, name: str, shape: tuple[int, int, int], dtype: npt.DTypeLike
 ) -> Iterator[tuple[int, str]]:
-    """Yield each row whose image is missing or has a header with another shape, and the reason.
+    """Yield the index of each row whose image is missing or has a header with a wrong shape, and the reason.
 
     Args:
         column: The images, ``{bytes, path}`` or binary.

@@ -770,7 +770,8 @@ def push_rlds_to_reverb(
         observer: Any callable that takes a trajectory. The observer may declare a spec: by a method
             ``get_table_signature()``, like Reverb observers of TF-Agents (with the sequence axis in front), or by an
             attribute ``data_spec`` or ``spec``. If there is a spec, the structure, dtypes and shapes of every
-            trajectory are compared with it before the call. A Reverb table without a signature accepts any trajectory.
+            trajectory are compared with the spec before the call. A Reverb table without a signature accepts any
+            trajectory.
         policy_info_fn: As in ``convert_rlds_to_trajectories``. An observer that expects ``()`` as ``policy_info`` still
             receives the result of the function, as with TF-Agents.
 

@@ -33,7 +33,7 @@ _DECODED_BYTES = 4 << 20
 
 
 def open_parquet(file: Path) -> pq.ParquetFile:
-    """Open a Parquet file, or a remote object with a method ``open``; limit the sizes of items in its footer."""
+    """Open a Parquet file, or a remote object with a method ``open``; limit the sizes of items in the footer."""
     return pq.ParquetFile(
         str(file) if isinstance(file, Path) else pa.PythonFile(file.open("rb"), mode="r"),
         page_checksum_verification=True,

@@ -649,7 +649,7 @@ class RolloutBuffer(BatchFiles):
                 values; a version is newer than the version of ``set_policy_version``; a uid was added before with other
                 content; or the batch maker raised DataError. Nothing was added.
             StorageError: The rollouts cannot be written; nothing was added.
-            TimedOutError: No room became free in time; nothing was added.
+            TimedOutError: ``num_ahead`` did not fall below ``max_ahead`` in time; nothing was added.
             ClosedError, ForkError: The buffer is closed, or the caller is a forked child process.
         """
         given = list(rollouts)

@@ -627,7 +627,8 @@ def read_part(
 
     Args:
         path: The file.
-        expected: A function from the file's columns and metadata to the columns that the file must have.
+        expected: A function that takes the columns and the metadata of the file, and returns the columns that the file
+            must have.
         columns: The columns to read; None: all.
 
     Raises:

@@ -376,7 +376,7 @@ class GrpoBatchMaker:
         advantage: ``Rloo()`` (the default, if None), ``Grpo()``, ``DrGrpo()``, or a custom function; see ``Advantage``.
         filter_zero_variance: Whether to leave out groups in which all rewards are equal, up to rounding, because their
             advantages are zero. With a custom ``advantage`` function, no group is left out unless the function has an
-            attribute ``compares``. Rollouts of other groups fill the batch, so its size does not change.
+            attribute ``compares``. Rollouts of other groups fill the batch, so the batch size does not change.
         retention: The rule that determines which rollouts are kept, and with which weight each rollout is drawn: a
             function, ``TopK(...)``, or a list of several rules, whose weights are multiplied; see ``Retention``.
         older_groups: The rule for a problem's older groups, when rollouts of a newer policy version arrive.

@@ -382,7 +382,7 @@ _CONFLICT = (409, 412)
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push. With ``dry_run=True``, it is the result that a real push would return.
+    """The result of a push or, with ``dry_run=True``, the result that a real push would return.
 
     Args:
         repo_id: The name of the repository, with the namespace.

@@ -28,7 +28,7 @@ def from_hub(
     token: str | bool | None = None,
     **options: Any,
 ) -> dict[str, DatasetStore]:
-    """Return a dict from configuration names to the stores of a dataset on the Hub, which can be the members of a
+    """Return a dict from configuration names to the stores of a dataset on the Hub. The stores can be the members of a
     ``Mixture``.
 
     The rows were written by ``push_named_stores_to_hub`` or by MOUSE. MOUSE writes nested values:

@@ -69,8 +69,8 @@ def recording_of_gymnasium(env: Any, observation: Any, action: Any, policy: str 
 
 
 def recording_of_dm_env(env: Any, observation: Any, action: Any, policy: str | None) -> Recording:
-    """Return the description of a recording from a dm_env environment, which is named by its task or class because
-    dm_env environments have no id.
+    """Return the description of a recording from a dm_env environment. The environment is named by its task or class,
+    because dm_env environments have no id.
     """
     task = getattr(env, "task", None)
     names = [getattr(env, "name", None), None if task is None else type(task).__name__, type(env).__name__]

@@ -311,7 +311,7 @@ class EpisodeWriter:
     """Creates the rows of one environment's episodes, and writes the rows of an ended episode to a store together.
 
     Args:
-        store: The store, or a client of it; other writers may append complete episodes meanwhile.
+        store: The store, or a ``StoreClient`` of the store; other writers may append complete episodes meanwhile.
         placeholder: The action in the first row of an "arrived" episode.
         mark: Whether an interrupted episode is written as truncated; otherwise the episode is left out.
         running: The file of rows that the store does not have yet; None: no file.

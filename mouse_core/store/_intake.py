@@ -398,7 +398,7 @@ class StoreBackend:
     keep rows in files or at a remote address.
 
     Args:
-        schema: The store's schema; the first row adds its columns.
+        schema: The store's schema; the columns of the first row are added to the schema.
         budget: The limit of memory for dense copies.
         error: Function that returns the error that every append to a read-only store raises; None: appends are allowed.
         path: The folder or address of the rows; None: the rows are in memory.

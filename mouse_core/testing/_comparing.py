@@ -75,8 +75,8 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def same_arguments(adapter: Callable[..., Any], core: Callable[..., Any]) -> None:
     """Assert that an adapter takes the arguments of ``core``, in the same order and with the same defaults.
 
-    An argument that only the adapter has must be keyword-only. If the adapter has ``*args`` and ``**options``, it is
-    assumed to forward the arguments that it does not name.
+    An argument that only the adapter has must be keyword-only. If the adapter has ``*args`` and ``**options``, the test
+    assumes that the adapter forwards the arguments that it does not name.
     """
     found, expected = inspect.signature(adapter).parameters, inspect.signature(core).parameters
     kinds = {parameter.kind for parameter in found.values()}

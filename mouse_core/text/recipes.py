@@ -313,8 +313,8 @@ def _kept_types(keep: Mapping[str, str]) -> dict[str, pa.DataType]:
 class PaddedRecipe:
     """Base class of recipes for padded rows, which checks arguments and defines the columns and fields of rows.
 
-    For each prefix in ``_sides``, a row has the lists in ``_lists``, each of length ``max_length``. After these, a row
-    has the numbers in ``_numbers`` and the columns in ``keep``.
+    For each prefix in ``_sides``, a row has the lists in ``_lists``, each of length ``max_length``. After the lists, a
+    row has the numbers in ``_numbers`` and the columns in ``keep``.
     """
 
     _sides: ClassVar[tuple[str, ...]] = ("",)

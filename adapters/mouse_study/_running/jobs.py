@@ -45,7 +45,7 @@ def shown(runs: int, steps: int, bar: bool | None) -> Iterator[Callable[[Mapping
     Args:
         runs: The number of runs.
         steps: The number of steps of each run.
-        bar: Whether to show the bar; None: if stderr is a terminal.
+        bar: Whether to show the bar; None: only if stderr is a terminal.
     """
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 

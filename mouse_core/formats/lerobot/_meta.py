@@ -127,8 +127,8 @@ class Videos:
     def find(
         self, key: str, rows: Int64s, episode: Int64s, times: Floats
     ) -> Iterator[tuple[int, str, Exception | None]]:
-        """Find the video frames of a camera. For each episode with a missing frame, yield its position, the reason, and
-        the error of the video file, if any.
+        """Find the video frames of a camera. For each episode with a missing frame, yield the position of the episode,
+        the reason, and the error of the video file, if any.
 
         Args:
             key: The camera.

@@ -167,7 +167,8 @@ def write_lerobot(
 
     An episode of T transitions has T+1 rows and becomes T frames. A frame is an observation and the action after it,
     with ``next.reward``, ``next.done`` and ``next.truncated`` of the action. LeRobot cannot store an episode's last
-    observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in its row.
+    observation, so this observation is left out; ``read_lerobot(final="mark")`` returns zeros in place of this
+    observation.
 
     Columns whose names are LeRobot's feature names keep these names. ``observation`` becomes ``observation.state``,
     ``observation_images_top`` becomes ``observation.images.top``, ``observation_<name>`` becomes
@@ -530,7 +531,7 @@ class _Writer:
         pq.write_table(tasks, meta / "tasks.parquet", write_page_checksum=True)
 
     def _index_videos(self) -> None:
-        """Index every video, and add LeRobot's description of each camera's videos to its feature."""
+        """Index every video, and add LeRobot's description of each camera's videos to the camera's feature."""
         for path, frames in self._written.items():
             index = index_video(path)
             if len(index) != frames:
@@ -552,7 +553,7 @@ class _Writer:
         """Read all frames back, and return their digest.
 
         Raises:
-            DataError: The files contain other frames than were written.
+            DataError: The frames in the files differ from the frames that were written.
         """
         found, wanted = RowDigest(self._schema), self._digest.hexdigest()
         for name in self._names:

@@ -154,9 +154,10 @@ class Pace:
         """Record that blocks (ascending, int64 ``[n]``) and pages (int64 ``[m]``) are read now.
 
         Returns:
-            How many batches were read, including skipped batches, at least 1; 0 if the same blocks were read
-            immediately before, for example after an eviction. Also the time at which each page will be read again,
-            int64 ``[m]``: ``now`` if the time is unknown or ``choose`` was not called.
+            The first value is the number of batches that were read, including skipped batches, at least 1; 0 if the
+            same blocks were read immediately before, for example after an eviction. The second value is the time at
+            which each page will be read again, int64 ``[m]``: ``now`` if the time is unknown or ``choose`` was not
+            called.
         """
         with self._lock:
             is_new = self._read is None or not np.array_equal(blocks, self._read)

@@ -237,7 +237,7 @@ class DatasetStore(Store):
 
     @property
     def written(self) -> int:
-        """The number of rows ever written, including rows that were cleared or evicted."""
+        """The number of rows ever written, including rows that were cleared or dropped."""
         return self._rows.seen().end
 
     def __repr__(self) -> str:

@@ -191,7 +191,7 @@ class Manifest:
         return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
-        """Return the manifest, with ``schema`` added to its schemas if it is new, and the index of ``schema``."""
+        """Return the index of ``schema``, and the manifest, to which ``schema`` is added if the manifest lacks it."""
         bare = bare_schema(schema)
         for number, known in enumerate(self.schemas):
             if known.equals(bare):

@@ -725,7 +725,8 @@ def _plain_bytes(item: Any, kind: pa.DataType) -> bytes:
 
 
 def _image_bytes(item: Mapping[str, Any]) -> bytes:
-    """Encode an image: 4 bytes of path length plus 1 (0: no path), the path, a byte 1 (0: no content), the content.
+    """Encode an image as four parts: the length of the path plus 1, in 4 bytes (0: no path); the path; a byte 1 (0: no
+    content); and the content.
 
     The image ``b"PNG"`` becomes 00 00 00 00 01 50 4e 47 without a path, and 02 00 00 00 61 01 50 4e 47 with the path
     "a".
@@ -833,8 +834,8 @@ class TailExtent(Extent):
         return taken
 
     def settle(self) -> None:
-        """Complete a row whose append was interrupted: write its objects and count it. On a StorageError, remove the
-        row.
+        """Complete a row whose append was interrupted: write the row's objects, and increment the row count. On a
+        StorageError, remove the row.
         """
         if self._objects is not None and self._object_columns[0].encoded:
             self._write_objects(self._objects, self.count)

@@ -230,7 +230,7 @@ class StorageConformance:
         self._holds(storage, {0: 20, 1: 21})
 
     def test_a_state_goes_on_elsewhere(self, tmp_path: Path) -> None:
-        """A state restores rows and cursor, for empty, partly filled and overwritten storages."""
+        """Loading a state restores rows and cursor, for empty, partly filled and overwritten storages."""
         for n in (0, 1, 4, 5, 13):
             storage = self._new(5, 1, _folder(tmp_path, f"from{n}"))
             storage.append(rows_from(0, n))

@@ -88,7 +88,9 @@ class TransformConformance:
             _same(one, other, "expected the same batches with and without threads")
 
     def test_a_loader_goes_on_from_its_state(self) -> None:
-        """A restored loader delivers the batches that were drawn before the state was saved, and then the next ones."""
+        """A restored loader delivers the batches that were drawn before the state was saved, and then the following
+        batches.
+        """
         buffer = next(self._history())
         with PrefetchBatchifier(buffer, prefetch=2) as loader:
             loader.next_batch()

@@ -78,7 +78,7 @@ class ChatTemplate:
 
         Args:
             tokenizer: A tokenizer of ``transformers``.
-            name: The name of the template, if there are several.
+            name: The name of the template, if the tokenizer has several templates.
 
         Returns:
             The template, with the special tokens as variables.
