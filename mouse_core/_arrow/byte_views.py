@@ -340,8 +340,8 @@ class FieldChunks:
         return replace(self, fields=fields, table=table, chunks=chunks)
 
     def _is_same(self, growth: Growth) -> bool:
-        """Return whether the properties of the last chunk are still valid after rows were appended, because the chunk's
-        values have not moved.
+        """Return whether the values of the last chunk did not move when rows were appended, so that the known
+        properties of the chunk are still valid.
 
         Appended numbers are within the allowed range, since they were checked on append.
         """

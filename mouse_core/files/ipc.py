@@ -234,7 +234,7 @@ def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _with(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[str, ...]] | None:
-    """Return the levels and buffers of a column with the buffers ``own`` and the nested columns ``within``."""
+    """Return the levels and buffers of a column that has the buffers ``own`` and the nested columns ``within``."""
     levels, kinds = 1, own
     for data_type in within:
         form = _form(data_type)

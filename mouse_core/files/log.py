@@ -72,7 +72,9 @@ def _frame(record: bytes, synced: int, seed: int = 0) -> bytes:
 
 
 def _was_synced(content: bytes, position: int, seed: int) -> bool:
-    """Whether a header says that byte ``position`` of the log was synced; ``content`` has the bytes from there on."""
+    """Whether, according to a header, byte ``position`` of the log was synced; ``content`` has the bytes of the log
+    from this byte on.
+    """
     for shift in range(8):
         # A header at byte ``shift + 8 * i`` of ``content`` has the number of synced bytes in ``words[i + 1]``.
         words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)[1:]
@@ -437,5 +439,7 @@ def read_mapped_log(path: Path) -> list[bytes]:
 
 
 def _twice(seed: int) -> int:
-    """Return the number in the header of a mapped log for a seed of 32 bits; a flipped bit can be detected."""
+    """Return the number that a mapped log's header stores for a 32-bit seed: both halves are the seed, to detect
+    flipped bits.
+    """
     return seed << 32 | seed

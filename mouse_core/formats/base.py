@@ -332,7 +332,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
 
     Raises:
         SchemaError: The rows have the alignment "outgoing".
-        DataError: Values are null or ragged, or rewards are vectors; other formats cannot store these.
+        DataError: Values are null or ragged, or rewards are vectors; other formats cannot store such values.
     """
     ended, stream = True, as_stream(rows)
     if stream.alignment != "arrived":

@@ -676,5 +676,5 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the borders of adjacent ranges with these lengths, from 0: lengths 2 3 give 0 2 5."""
+    """Return the bounds of adjacent ranges with these lengths, beginning at 0: lengths 2 3 give 0 2 5."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -368,7 +368,7 @@ def preprocess(
     block_rows: int | None = None,
     progress: bool = False,
 ) -> Conversion:
-    """Apply a function to all rows and write the result to a new dataset, with the metadata of the old one.
+    """Apply a function to all rows and write the result to a new dataset, with the metadata of the old dataset.
 
     The function receives the columns of some complete episodes, ``{name: array [n, ...]}``; encoded images are decoded
     to pixels. The function returns a dict of new and changed columns ``[n, ...]`` for the same rows; the value None

@@ -141,9 +141,9 @@ class TreeLayout(Aligned):
             instead of ``alignment``.
         episode_ends: An array of ascending row indices: for each episode, the index of the row after its last row.
         is_last: A flag for each row, which is set in the last row of each episode. Of several paths, the first existing
-            path is used. If the layout has next observations, the last row is the last transition; otherwise, the last
-            row has the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine only
-            how an episode ended.
+            path is used. If the layout has ``next_observation``, the last row is the last transition; otherwise, the
+            last row has the episode's final observation. With ``is_last``, ``terminated`` and ``truncated`` determine
+            only how an episode ended.
         episode_steps: The number of steps after which the environment truncated episodes, for files without
             ``truncated``.
         one_a_file: Whether each file is an episode.
@@ -271,9 +271,7 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the ends of episodes are known from the layout, so that the flags ``terminated`` and ``truncated``
-        are not needed for this.
-        """
+        """Whether the layout determines the ends of episodes without the flags ``terminated`` and ``truncated``."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
@@ -1042,8 +1040,8 @@ def read_layouts(
     earlier steps are ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``,
     ``policy`` or ``log_prob`` move to the next row together with the action; other metadata stay in their row. If the
     last observation is missing, its row has NaN for float metadata, and repeats integers and texts of the row before.
-    Episodes without steps are left out; a warning at the end counts them. Numbers are cast to the types of the first
-    episode.
+    Episodes without steps are left out; a warning at the end states how many. Numbers are cast to the types of the
+    first episode.
 
     Args:
         path: A file; a folder of files, which are read in the order of the numbers in their names; or a tar archive of

@@ -393,8 +393,8 @@ class PixelReader:
             first: Index of the first row, for error messages.
 
         Raises:
-            DataError: An image cannot be read, or differs from the first one in shape or type. The message names column
-                and row.
+            DataError: An image cannot be read, or differs from the first image in shape or type. The message names
+                column and row.
         """
         there = np.asarray(values.is_valid())
         if picture.kind == "raw":

@@ -669,8 +669,8 @@ def parse_definitions(name: str, text: str) -> Definitions:
 
     Args:
         name: The type.
-        text: The definition as stored in MCAP: the fields of the type, then other types. In front of each other type
-            are a line of ``=`` and a line ``MSG: type``.
+        text: The definition as stored in MCAP: the fields of the type, then other types. A line of ``=`` and a line
+            ``MSG: type`` precede each other type.
 
     Raises:
         DataError: A definition is missing or invalid.

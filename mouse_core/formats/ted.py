@@ -1266,7 +1266,7 @@ def write_checkpoint(
         layout: "ted", "flat", "nested" or "h5".
         capacity: Number of positions along time; by default ``n``, or the capacity of the replay buffer.
         cursor: The position of the oldest step, which is overwritten next, if there are ``capacity`` steps. For a
-            replay buffer, the default is its cursor.
+            replay buffer, the default is the cursor of the buffer.
         batch_size: The batch size that ``loads`` sets in the buffer; by default the batch size of the replay buffer.
         done_keys, reward_keys: The same options as for ``TED2Flat`` and TorchRL's checkpointer.
 

@@ -420,7 +420,7 @@ def pack(
 
     Raises:
         ConfigError: ``length``, ``num_rows``, ``pad_to_multiple_of`` or ``max_examples`` is below 1.
-        DataError: An error of ``pad``, or more rows or examples are needed than the fixed numbers.
+        DataError: An error of ``pad``, or more rows or examples are needed than ``num_rows`` or ``max_examples`` allow.
     """
     fields = _fields(examples)
     sizes = _sizes(fields)

@@ -408,8 +408,8 @@ class RolloutStream:
         return batch_id
 
     def _check_before(self, index: int, *, may_come: bool = False) -> None:
-        """Raise StateError if the batch before the current position is not the batch that was there when the state was
-        saved.
+        """Raise StateError if the batch before the current position differs from the batch before this position when
+        the state was saved.
         """
         before = self._batch_at(index - 1) if index else ""
         if before != self._after and not (may_come and before is None):

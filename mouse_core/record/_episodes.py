@@ -194,8 +194,8 @@ class LeftOver:
     Attributes:
         files: The file, and the file for notes if it exists.
         waited: All rows in the recording file.
-        going: The rows that were being written to the store: the number of the first of these rows in the store, its
-            position in ``waited``, and how many rows there are. The store has the rows before this position.
+        going: The rows that were being written to the store: the index in the store of the first of these rows, the
+            position of this row in ``waited``, and the number of rows. The store has the rows before this position.
         note: The path of the file for notes.
     """
 
@@ -416,7 +416,7 @@ class EpisodeWriter:
             self._file()
 
     def _file(self) -> None:
-        """Append to the file the rows that it does not contain yet."""
+        """Append to the file the rows that the file does not contain yet."""
         while self._running is not None and self._unfiled:
             self._running.add(self._unfiled[0])
             self._unfiled.pop(0)

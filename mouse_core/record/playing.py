@@ -50,7 +50,7 @@ def record(
             environments are seeded at creation.
         infos, images, on_interrupted: See ``Recorder``. An error of the policy or the environment, and Ctrl-C,
             interrupt an episode.
-        name: The name of the policy in the store; by default its function or class.
+        name: The name of the policy in the store; by default the name of the policy's function or class.
         progress: Whether to show a progress bar; by default only if stderr is a terminal.
 
     Returns:

@@ -444,8 +444,8 @@ class ChosenSegment(SegmentView):
 
     Args:
         whole: The segment from which rows are selected.
-        firsts, sizes: The first row of each range in the other segment, and the size of each range in rows, at least 1:
-            int64 ``[n]``.
+        firsts, sizes: The first row of each range, as an index in ``whole``, and the size of each range in rows, at
+            least 1: int64 ``[n]``.
     """
 
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:

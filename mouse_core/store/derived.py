@@ -413,8 +413,9 @@ class Return:
 def _steps_taken(rows: EpisodeRows, n: int) -> Array:
     """Return the number of steps from each row's observation to the bootstrap observation, int64 ``[n]``.
 
-    The number is ``n``, or the number of steps left in the episode if that is less. In an "outgoing" episode that did
-    not terminate, the observation after the last transition is not stored, so the returned number is one less.
+    The number is ``n``, or the number of steps left in the episode if fewer than ``n`` steps are left. In an "outgoing"
+    episode that did not terminate, the observation after the last transition is not stored, so the returned number is
+    one less.
     """
     left = rows.steps_left
     if rows.alignment == "outgoing":
@@ -424,7 +425,7 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
 
 @dataclass(frozen=True)
 class NStepReturn:
-    """The discounted sum of the next ``n`` rewards, float32; with a bootstrap value added, it is an n-step target.
+    """The discounted sum of the next ``n`` rewards, float32; the sum plus a bootstrap value is an n-step target.
 
     ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, where ``r`` is defined as in ``Return``, and ``m`` is
     ``n``, or less if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is

@@ -72,8 +72,8 @@ def sets_of(header: bytes) -> Iterator[bytes]:
 
 
 def _sequence(unit: bytes) -> tuple[int, int, bool]:
-    """Return of a sequence parameter set (SPS): its id, the number of bits of a frame number, and whether colour planes
-    are coded separately.
+    """Return three values of a sequence parameter set (SPS): its id, the number of bits of a frame number, and whether
+    colour planes are coded separately.
     """
     bits = _Bits(unit[1:])
     profile = bits.read(8)

@@ -110,7 +110,7 @@ def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
 
 
 def make_store(declared: Mapping[str, Any], folder: Path) -> None:
-    """Call the function that creates the study's store, and save the store, unless it is already saved."""
+    """Call the function that creates the study's store, and save the store, unless the store is already saved."""
     from mouse_core.store import Store
 
     target = folder / "store"

@@ -171,7 +171,7 @@ def read_lerobot(
     tolerance: float | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> RowStream:
-    """Read a LeRobotDataset of version 3. LeRobot converts datasets of version 2.1 to version 3.
+    """Read a LeRobotDataset of version 3. The package LeRobot can convert datasets of version 2.1 to version 3.
 
     The format has a frame for each action, and no observation after the last action.
 

@@ -574,7 +574,7 @@ class WrittenFolder:
         path: The folder; created if it is missing.
 
     Raises:
-        ConfigError: Another writer has opened the folder, or the folder holds files that are not of a store.
+        ConfigError: Another writer has opened the folder, or the folder holds files that do not belong to a store.
         DataError: The manifest is damaged, or is missing although files of rows exist.
         StorageError: The folder cannot be written.
     """

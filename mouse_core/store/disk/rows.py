@@ -445,8 +445,8 @@ class WrittenRows(FolderRows):
             self._folder.clean()
 
     def _replace(self, manifest: Manifest, waiting: Sequence[tuple[TailFile, TailSegment]] | None = None) -> None:
-        """Replace the manifest; the visible segments become its sealed segments, followed by the segments of files that
-        wait to be sealed.
+        """Replace the manifest. The visible segments become the sealed segments of the new manifest, followed by the
+        segments of files that wait to be sealed.
 
         Args:
             manifest: The new manifest.
@@ -632,7 +632,7 @@ class WrittenRows(FolderRows):
             remove(self.folder_path / sealed.name)
 
     def _keep_newest(self) -> None:
-        """Drop rows above the limit, which an earlier writer may have left, after cutting large files."""
+        """Cut large files, and then drop the rows above the limit that an earlier writer may have left."""
         with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room
             self.drop()
             for place, one in reversed(list(enumerate(self._folder.manifest.segments))):

@@ -173,7 +173,7 @@ class FileTrailer:
 
 
 def check_object(client: FolderClient, info: ObjectInfo, sealed: Sealed) -> None:
-    """Read a complete segment without the cache, and compare it with its checksums.
+    """Read a complete segment without the cache, and compare the bytes with the checksums of the segment.
 
     Raises:
         ChangedError: The object was replaced.

@@ -268,7 +268,7 @@ class ReplayOracle:
         return batch
 
     def words(self, index: int, count: int) -> list[int]:
-        """Return the first random words of a batch."""
+        """Return the first words of the random stream of a batch."""
         return [int(word) for word in Key(self.seed, Purpose.REPLAY, index).bits(count)]
 
     def rows(self, places: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ class ReplayOracle:
 
 
 def _find(shares: dict[int, int], rest: int) -> int:
-    """Return the index of the first slot at which the cumulated ``shares`` exceed ``rest``."""
+    """Return the index of the first slot at which the cumulative sum of ``shares`` exceeds ``rest``."""
     for slot, share in shares.items():
         rest -= share
         if rest < 0:
