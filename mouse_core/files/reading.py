@@ -42,7 +42,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     Raises:
         DataError: A library raised an error inside the block; a DataError without the file's name gets the name as a
             prefix. DataError is also raised, before the block runs, if the file is a pipe or a device, because reading
-            it can block forever.
+            a pipe or device can block forever.
         ConfigError: The file is missing.
         StorageError: The system cannot read the file now, for example because too many files are open.
     """

@@ -215,9 +215,9 @@ class RowStream:
         """Write all rows to a folder that ``DatasetStore.open`` and ``datasets.load_from_disk`` open.
 
         At most one batch of rows is in memory at a time. The rows are written to a temporary folder, which is renamed
-        to ``path`` when it is complete on the disk. Images that rows name by path are written into the rows. Videos to
-        which rows refer become hard links in the folder, or copies if the file system has no links. Nonzero rewards at
-        the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
+        to ``path`` when the folder is complete on the disk. Images that rows name by path are written into the rows.
+        Videos to which rows refer become hard links in the folder, or copies if the file system has no links. Nonzero
+        rewards at the first rows of episodes contradict the alignment "arrived" and cause an ``AlignmentWarning``.
         ``formats.save`` writes other formats.
 
         Args:

@@ -364,8 +364,8 @@ def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
 
     Args:
         values: Values in the rows of the actions, ``[n, ...]``.
-        before: Values of the last row of the previous piece, ``[1, ...]``. The function replaces them by the last row
-            of this piece.
+        before: Values of the last row of the previous piece, ``[1, ...]``. The function replaces these values by the
+            last row of the current piece.
         begins: Whether an episode begins at each row, ``[n]``.
 
     Raises:

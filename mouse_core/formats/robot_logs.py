@@ -369,7 +369,7 @@ class TopicLayout(Aligned):
     Args:
         observation: Observed values.
         action: Commanded values.
-        reward: A number per step; without it, rewards are 0.
+        reward: A number per step; without ``reward``, rewards are 0.
         terminated: A flag; its value in the last step states whether the episode terminated.
         truncated: A flag; its value in the last step states whether the episode was truncated.
         metadata: Values of additional columns, ``metadata_<name>``.

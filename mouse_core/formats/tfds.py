@@ -259,7 +259,7 @@ def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """The files of a split in order, and the number of records in each file, if the metadata state it."""
+    """The files of a split in order, and the number of records in each file, if the metadata state this number."""
 
     name: str
     files: tuple[Path, ...]

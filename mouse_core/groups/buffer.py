@@ -67,8 +67,9 @@ class BatchMaker(Protocol):
     batches. After a restart, the buffer again passes all rollouts that no stored batch has used, in the same order. A
     batch names its used rollouts by the ``rollout_uid`` of its examples and by the list "rollout_uids" in its metadata.
     If an example has no uid and the list is missing, the buffer raises DataError. A maker may have a method
-    ``check_rollout(rollout)``: ``add_rollouts`` raises its errors before anything is stored. A maker may have a method
-    ``set_policy_version(version)``, which receives the policy version of the buffer, also after a restart.
+    ``check_rollout(rollout)``: ``add_rollouts`` calls this method before anything is stored, and raises the errors of
+    the method. A maker may have a method ``set_policy_version(version)``, which receives the policy version of the
+    buffer, also after a restart.
 
     A maker with the methods ``add_group`` and ``resume``, such as ``GrpoBatchMaker``, receives ``StoredGroup`` objects
     instead of rollouts, and reads only the rollouts that it draws. After a restart, the buffer calls ``resume`` with

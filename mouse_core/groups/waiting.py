@@ -96,7 +96,7 @@ class Unsealed:
     Args:
         rollout_uid: The uid of the rollout.
         tokens: The number of tokens.
-        begin: The offset of the rollout's record in the log; -1 if it is not in the log.
+        begin: The offset of the rollout's record in the log; -1 if the log has no record of the rollout.
     """
 
     rollout_uid: str

@@ -28,7 +28,7 @@ class InArrays:
         return as_numpy(values)
 
     def from_numpy(self, values: npt.NDArray[Any]) -> Any:
-        """Convert a NumPy array to an array of the framework, as a user would pass it; override it."""
+        """Convert a NumPy array to an array of the framework, as a user would pass it; override this method."""
         return values
 
     def given(self, tree: Any) -> Any:

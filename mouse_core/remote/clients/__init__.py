@@ -36,7 +36,7 @@ def open_client(url: str, storage_options: Mapping[str, Any] | None = None) -> F
 
     Args:
         url: ``s3://bucket/runs``, ``gs://``, ``az://``, ``https://``, ``file:///``, or ``hf://datasets/name/of/it``,
-            with ``@revision`` after the name for another revision than the newest.
+            with ``@revision`` after the name to read a revision other than the newest.
         storage_options: Options of obstore's store, in addition to the environment: ``{"aws_endpoint": ...,
             "client_options": {...}}``; for the Hub: "token".
 

@@ -66,8 +66,8 @@ def render_chat(
         template: The template.
         messages, tools: See ``ChatTemplate.render``.
         end_of_turn: The text with which an assistant ends an answer, such as ``<|im_end|>``; text that the template
-            writes after it is not generated. The default is the template's variable ``eos_token``. ``end_of_turn`` is
-            ignored if the template has ``{% generation %}``.
+            writes after ``end_of_turn`` does not count as generated. The default is the template's variable
+            ``eos_token``. ``end_of_turn`` is ignored if the template has ``{% generation %}``.
 
     Raises:
         DataError: ``ChatTemplate.render`` raised an error, or the generated text cannot be determined; the error names
