@@ -459,8 +459,8 @@ class ShardWriter:
             self._writer.write_batch(piece)
 
     def finish(self) -> tuple[list[str], Any]:
-        """Close the file. Return the name of the file, and None in place of the ``facts`` that ``SegmentWriter``
-        returns.
+        """Close the file. Return the name of the file, and None in place of the ``facts`` that a writer of store
+        segments returns.
         """
         self._open.close()
         if isinstance(self._writer, pq.ParquetWriter):

@@ -430,7 +430,7 @@ class TopicLayout(Aligned):
         self.columns()
 
     def columns(self) -> list[Column]:
-        """Return all columns of the layout; if a role has a single path, ``Column.name`` is empty.
+        """Return all columns of the layout; if a role has a single path, the attribute ``name`` of its column is empty.
 
         Raises:
             ConfigError: A path, a tolerance or ``match`` is invalid.
