@@ -1,5 +1,6 @@
-"""Augmentation of training batches: ``draw`` draws the random numbers, and ``apply`` changes a batch, in NumPy, PyTorch
-and JAX."""
+"""Augmentation of training batches: ``draw`` draws the random numbers, and ``apply`` changes a batch of NumPy, PyTorch
+or JAX arrays.
+"""
 
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
 from mouse_core.augment.config import (

@@ -1,4 +1,4 @@
-"""TokenAugmenter, a small stateful wrapper of ``draw`` and ``apply``."""
+"""TokenAugmenter, a class with a state that calls ``draw`` and ``apply``."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Augmenter(Generic[T]):
 
     @property
     def augment(self) -> AugmentTokensConfig:
-        """The configuration."""
+        """The configuration of the augmentations."""
         return self._config
 
     def update_augmentations(self, step_stream: T) -> None:
-        """Draw permutations, scales, shifts and crops for this batch; later calls of the augmenter use these draws
-        until the next update.
+        """Draw permutations, scales, shifts and crops for a batch of this shape; later calls of the augmenter use these
+        draws until the next update.
 
         Raises:
             ConfigError: A needed number of actions or states is unknown, a crop is larger than the image, or the batch
-                lacks a field that is augmented by name.
-            SchemaError: The batch lacks its leading dimensions.
+                lacks a field that ``by_field`` names.
+            SchemaError: The batch lacks the batch axes ``[B, S]`` (or ``[B]``).
         """
         if self._config.active:
             fields = self._read(step_stream)
@@ -74,12 +74,12 @@ class Augmenter(Generic[T]):
         self._calls = 0
 
     def next_draws(self, step_stream: T) -> Draws:
-        """Return the draws for the next batch, to pass to ``apply`` (also inside ``jax.jit``); each call draws new
-        masks.
+        """Return the draws for the next batch, as an argument for ``apply`` (also inside ``jax.jit``); each call draws
+        new masks.
 
         Raises:
             StateError: ``update_augmentations`` has not been called.
-            SchemaError: The batch has another ``(B, S)`` than the batch of the last update.
+            SchemaError: ``(B, S)`` differs between this batch and the batch of the last update.
         """
         fields = self._read(step_stream)
         refuse_traced("next_draws")
@@ -100,7 +100,7 @@ class Augmenter(Generic[T]):
         return self._place(draws, fields)
 
     def __call__(self, step_stream: T) -> T:
-        """Return the augmented batch. The input is not modified; without augmentation, the input itself is returned.
+        """Return the augmented batch. The input is not modified; if nothing is augmented, the input itself is returned.
 
         Raises:
             StateError, SchemaError: See ``next_draws``.
@@ -123,14 +123,16 @@ class Augmenter(Generic[T]):
         )
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state for resuming: integers, which are equal in every framework."""
+        """Return the state, with which a resumed run continues. The state consists of integers and is equal in every
+        framework.
+        """
         return {"seed": self._seed, "updates": self._updates, "calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position and seed in ``state``.
+        """Restore the position and the seed from ``state``.
 
         Raises:
-            StateError: ``state`` is not a state of an augmenter; the augmenter has not changed.
+            StateError: ``state`` is not a state of an augmenter; the augmenter is unchanged.
         """
         if set(state) != _STATE_KEYS or any(type(value) is not int or value < 0 for value in state.values()):
             raise StateError(f"state: expected {sorted(_STATE_KEYS)} as integers of 0 or more, found {dict(state)}")
@@ -166,23 +168,25 @@ class Augmenter(Generic[T]):
         return Key(self._seed, Purpose.AUGMENT, update, call)
 
     def _read(self, step_stream: T) -> Mapping[str, Any]:
-        """Return a batch's arrays by field."""
+        """Return the arrays of a batch by field."""
         raise NotImplementedError
 
     def _write(self, step_stream: T, changed: Mapping[str, Any]) -> T:
-        """Return a new batch, with the fields ``changed`` added to or replacing the fields of ``step_stream``."""
+        """Return a new batch with the fields of ``step_stream``, in which the fields ``changed`` are replaced or
+        added.
+        """
         raise NotImplementedError
 
     def _checked_device(self, device: Any) -> Any:
-        """Return ``device`` in the framework's form; raise ConfigError if it is invalid."""
+        """Return ``device`` as a device of the framework; raise ConfigError if ``device`` is invalid."""
         return device
 
     def _checks(self, fields: Mapping[str, Any]) -> bool | None:
-        """Return whether ``apply`` checks codes; None: the default of ``apply``."""
+        """Return whether ``apply`` checks codes; None means the default of ``apply``."""
         return self._validate
 
     def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
-        """Return the draws on the device of ``fields``."""
+        """Copy the draws to the device of ``fields``, and return the copy."""
         return draws
 
 
@@ -191,7 +195,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
 
     ``update_augmentations(batch)`` draws permutations, scales, shifts and crops. Every later call applies these draws
     to a batch, with new masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name with the same arguments;
-    with the same seed, all three classes draw the same numbers.
+    with the same seed, all three classes draw the same random numbers.
 
     Args:
         augment: The augmentations.
@@ -199,7 +203,8 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number in ``augment``.
         device: None or "cpu".
         seed: An integer in ``[0, 2**64)``.
-        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop.
+        image_shape: The shape ``(H, W, C)`` of a flattened ``obs_image``, or a dict from field to shape for several
+            fields; required for crops.
         validate: Whether actions, done codes and states that are out of range raise DataError; None: True.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps, as from a source with
             ``windows=``.

@@ -1,4 +1,4 @@
-"""Immutable, validated configuration of augmentation; each augmentation of fields draws its own random numbers."""
+"""The immutable, validated configuration of augmentations; each augmentation of fields draws its own random numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_number(where: str, value: Any) -> float:
 
 
 def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> None:
-    """Raise ConfigError unless ``value`` is of type ``kind``, or None if ``optional``."""
+    """Raise ConfigError unless ``value`` is of type ``kind``; if ``optional``, None is also valid."""
     if not (isinstance(value, kind) or (optional and value is None)):
         name = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"{where}: expected {name}{' or None' if optional else ''}, found {value!r}")
@@ -49,17 +49,18 @@ def check_kind(where: str, value: Any, kind: Any, *, optional: bool = False) -> 
 
 @dataclass(frozen=True)
 class AugmentScalarSpec:
-    """Distribution of a random scalar for each batch: uniform on ``[low, high)`` if both are given, else Gaussian.
+    """The distribution of a random scalar that is drawn once per batch: uniform on ``[low, high)`` if ``low`` and
+    ``high`` are given, else Gaussian.
 
     Args:
         mean: Mean of the Gaussian; ignored if ``low`` and ``high`` are given.
         std: Standard deviation of the Gaussian, at least 0; with 0 the scalar is ``mean``.
         low: Lowest value of the uniform distribution.
-        high: End of the uniform distribution, exclusive; with ``low == high`` the scalar is that value.
+        high: End of the uniform distribution, exclusive; if ``low == high``, the scalar is always ``low``.
 
     Raises:
-        ConfigError: Only one bound is given, ``low > high``, ``std`` is negative, a number is not finite, or neither
-            bounds nor ``mean`` are given.
+        ConfigError: Only one of ``low`` and ``high`` is given, ``low > high``, ``std`` is negative, a number is not
+            finite, or neither ``mean`` nor ``low`` and ``high`` are given.
     """
 
     mean: float | None = None
@@ -90,7 +91,7 @@ class AugmentScalarSpec:
         return self.std == 0 and self.mean == value
 
     def draw(self, key: Key) -> float:
-        """Return the random scalar of a key."""
+        """Return the random scalar that the key determines."""
         if self.low is not None and self.high is not None:
             if self.low == self.high:
                 return self.low
@@ -101,7 +102,7 @@ class AugmentScalarSpec:
 
 
 class Affine(NamedTuple):
-    """The map ``x * scale + shift``; a scale or shift of None is left out.
+    """The linear map ``x * scale + shift``; if ``scale`` or ``shift`` is None, that operation is left out.
 
     Args:
         scale: float64 ``[]``, or None.
@@ -118,18 +119,18 @@ There = Callable[[Names], list[str]]
 Drawn = dict[str, dict[str, Any]]
 
 MASKED_AS = {"time": -1}
-"""Value of masked steps, by field, for the fields whose masked steps are not 0."""
+"""A dict from field to the value of masked steps, for the fields whose masked steps are not 0."""
 
 
 @dataclass(frozen=True)
 class PermuteFields:
-    """A permutation of codes that is applied to all fields with these codes; it is drawn once for each sequence.
+    """A random permutation of codes, drawn once for each sequence and applied to all fields that contain these codes.
 
     Example: with 3 actions and the permutation ``[2, 0, 1]``, action 0 becomes 2 in every field of ``codes``, and in
     the fields of ``columns`` the values of column 0 move to column 2.
 
     Args:
-        size: Number of codes, from 1; the codes are ``0..size - 1``.
+        size: Number of codes, at least 1; the codes are ``0..size - 1``.
         codes: Integer fields whose codes are replaced, such as ``action`` and ``previous_action``.
         columns: Fields whose last axis has a value for every code, such as ``q_star``, logits, or the mask of legal
             actions; these values are permuted.
@@ -150,7 +151,7 @@ class PermuteFields:
 
     @property
     def fields(self) -> Names:
-        """All fields of the permutation."""
+        """All fields to which the permutation is applied."""
         return (*self.codes, *self.columns)
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
@@ -164,18 +165,18 @@ class PermuteFields:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """The map ``x * scale + shift`` for floating-point fields; both numbers are drawn once per batch, and are the
-    same for all fields.
+    """The linear map ``x * scale + shift`` of floating-point fields. ``scale`` and ``shift`` are drawn once per batch,
+    and are the same for all fields.
 
     Args:
         fields: Names of the fields.
-        scale, shift: Distributions of ``scale`` and ``shift``; None: 1 and 0.
+        scale, shift: The distributions of ``scale`` and ``shift``; None means a scale of 1, or a shift of 0.
         endpoints: Two pairs ``(number, result)`` that define a fixed linear map, instead of ``scale`` and ``shift``.
             With ``((0, -1), (255, 1))``, 0 becomes -1, 255 becomes 1, and 127.5 becomes 0.
 
     Raises:
-        ConfigError: No field is given, or a field is given twice; no change is given; endpoints are given together with
-            a scale or shift, or both pairs have the same number.
+        ConfigError: No field is given, or a field is given twice; neither endpoints, a scale nor a shift are given;
+            endpoints are given together with a scale or shift; or both pairs have the same number.
     """
 
     fields: Names
@@ -200,9 +201,9 @@ class ScaleFields:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Scale and shift of the line through the endpoints; None if no endpoints are set.
+        """The scale and the shift of the linear map that ``endpoints`` define; None if no endpoints are set.
 
-        For 0 to -1 and 255 to 1, the scale is 2 / 255 and the shift is -1.
+        Example: for ``((0, -1), (255, 1))``, the scale is 2 / 255 and the shift is -1.
         """
         if self.endpoints is None:
             return None
@@ -222,10 +223,10 @@ class ScaleFields:
 
 @dataclass(frozen=True)
 class ImageFields:
-    """Random crops and pixel changes of image fields; all fields of one ``ImageFields`` share the same draws.
+    """Random crops and pixel changes of image fields; all fields of one ``ImageFields`` use the same random numbers.
 
-    Cameras in the same ``ImageFields`` are cropped together, and must have images of equal size; cameras in different
-    ``ImageFields`` are cropped independently.
+    The images of all cameras in one ``ImageFields`` are cropped at the same position, and must have equal size; cameras
+    in different ``ImageFields`` are cropped independently.
 
     Args:
         fields: Names of the fields.
@@ -234,7 +235,7 @@ class ImageFields:
             even and clamped to 0..255.
 
     Raises:
-        ConfigError: No field is given, a field is given twice, or no change is given.
+        ConfigError: No field is given, a field is given twice, or neither a crop, a scale nor a shift is given.
     """
 
     fields: Names
@@ -254,12 +255,12 @@ class ImageFields:
 
     @property
     def scalars(self) -> dict[str, AugmentScalarSpec]:
-        """The distributions of the pixels' scale and shift that are set, by name."""
+        """A dict with the distributions "scale" and "shift" of the pixels, without those that are None."""
         both = {"scale": self.scale, "shift": self.shift}
         return {option: spec for option, spec in both.items() if spec is not None}
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw crops and pixel values, which are the same for all fields of the batch."""
+        """Draw crops and pixel changes, which are the same for all fields of this ``ImageFields``."""
         names, crop = there(self.fields), None
         drawn = {option: spec.draw(stream(f"pixels {option}")) for option, spec in self.scalars.items()}
         pixels = pixel_table(drawn.get("scale", 1.0), drawn.get("shift", 0.0)) if drawn else None
@@ -274,7 +275,8 @@ class ImageFields:
 
 @dataclass(frozen=True)
 class MaskFields:
-    """Fields that are masked together at random steps: at each step, either all of these fields are masked, or none.
+    """Fields that are masked together at random steps: at each step, either all of these fields are masked or none of
+    them.
 
     Masks are drawn for every step and view.
 
@@ -322,7 +324,7 @@ class MaskFields:
 
 
 ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
-"""The types of augmentations of named fields."""
+"""The types of the augmentations in ``by_field``."""
 
 # Every option has its own random streams, so that enabling an option does not change other draws. These numbers are
 # part of the random stream: new options get new numbers, and old numbers never change. The streams of masks begin at
@@ -339,25 +341,26 @@ _CALLS_OF_NAMED = 1 << 32
 
 
 class Change(NamedTuple):
-    """One augmentation, of an option or of named fields, with the random streams of this augmentation.
+    """One augmentation, either of an option or of named fields, with the random streams from which this augmentation
+    draws.
 
     Args:
         what: The augmentation.
-        streams: Indices of the random streams of an option, by name; None: the streams are derived from the names of
-            the fields.
+        streams: A dict from name to the index of a random stream, for the augmentation of an option; None: the streams
+            are derived from the names of the fields.
     """
 
     what: ByField
     streams: Mapping[str, int] | None = None
 
     def draw(self, key: Key, call: int, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Return the draws for a batch: for each attribute of ``Draws``, the draws by field.
+        """Return the draws for a batch: a dict from each attribute of ``Draws`` to the draws by field.
 
         Args:
             key: The key of the random numbers.
-            call: The index of the call, for masks; otherwise 0.
-            shape: ``(B, S)`` of the whole batch.
-            there: Function that returns the given fields, without the fields that the batch lacks.
+            call: The index of the call if masks are drawn; otherwise 0.
+            shape: ``(B, S)`` of the complete batch, over all shards.
+            there: A function that takes fields, and returns those that the batch has.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)
@@ -380,7 +383,7 @@ def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
 
 
 def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_]:
-    """Return random bools ``[count]``, True with ``probability`` up to an error of ``2**-33``."""
+    """Return random bools ``[count]``; each is True with the given probability, up to an error of ``2**-33``."""
     # Two 32-bit numbers from each word, in the same order on every machine.
     words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
     threshold = round(probability * 2**32)
@@ -388,7 +391,7 @@ def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_
 
 
 def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
-    """Return the by-field augmentations as a tuple; raise ConfigError for other types."""
+    """Return the augmentations in ``by_field`` as a tuple; raise ConfigError for an element of another type."""
     one = isinstance(given, ByField)
     if one or not isinstance(given, Collection) or not all(isinstance(part, ByField) for part in given):
         wanted = "a list of PermuteFields, ScaleFields, ImageFields and MaskFields"
@@ -433,22 +436,23 @@ def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float
 
 
 PermuteAction = Literal[False, "input", "target", "both"]
-"""Fields that are permuted with actions: none, `action`, the columns of `q_star`, or both."""
+"""The values of the option ``permute_action``: no permutation, only `action`, only the columns of `q_star`, or both."""
 PERMUTED: Mapping[PermuteAction, tuple[str, ...]] = {
     False: (),
     "input": ("action",),
     "target": ("q_star",),
     "both": ("action", "q_star"),
 }
-"""Fields of each permutation option."""
+"""The fields that each value of ``permute_action`` permutes."""
 
 _DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
 
 
 @dataclass(frozen=True)
 class _PermuteOption(PermuteFields):
-    """The permutation of the option ``option``. The permutation's size is the value of the option ``number``, where 0
-    means unknown."""
+    """The permutation of the option ``option``. The number of codes is the value of the option ``number``, where 0
+    means unknown.
+    """
 
     option: str = ""
     number: str = ""
@@ -457,7 +461,7 @@ class _PermuteOption(PermuteFields):
         pass
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw one permutation for each sequence; raise ConfigError if the size is needed and unknown."""
+        """Draw one permutation for each sequence; raise ConfigError if the number of codes is needed but unknown."""
         if not self.size and there(self.fields):
             raise ConfigError(f"{self.option}: expected {self.number} of at least 1, found 0")
         return super().draw(stream, shape, there, image_shape)
@@ -470,8 +474,8 @@ class AugmentMaskProbConfig:
     Masked values become 0; masked values of ``time`` become -1. Fields that a batch lacks are ignored.
 
     Args:
-        action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: Probability of
-            masking this field.
+        action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: The probability of
+            masking the field of this name.
 
     Raises:
         ConfigError: A probability is outside ``[0, 1]``.
@@ -497,17 +501,17 @@ class AugmentMaskProbConfig:
 
 @dataclass(frozen=True)
 class AugmentTokensConfig:
-    """The augmentations of a batch; by default none.
+    """The augmentations of a batch; by default, a batch is not augmented.
 
-    Scalars are drawn once per batch. Permutations are drawn once per sequence and apply to all its steps. Masks are
-    drawn for every step and every view. The order is: permute, scale and shift, crop, mask. Most options are for
-    standard fields; standard fields that a batch lacks are ignored. ``by_field`` is for fields of any name, and these
-    fields must exist.
+    Scalars are drawn once per batch. Permutations are drawn once per sequence and applied to all steps of the sequence.
+    Masks are drawn for every step and every view. The augmentations are applied in this order: permute, scale and
+    shift, crop, mask. Most options are for standard fields; standard fields that a batch lacks are ignored.
+    ``by_field`` is for fields of any name; these fields must exist in the batch.
 
     Args:
         scale_reward, shift_reward: Distributions for ``reward * scale + shift``. These options change only ``reward``,
             not ``xformed_reward``, and not ``q_star``, whose values keep the scale of the original rewards.
-        scale_xformed_reward: Whether the same scale and shift also apply to ``xformed_reward``.
+        scale_xformed_reward: Whether the scale and the shift of ``reward`` are also applied to ``xformed_reward``.
         scale_obs, shift_obs: Distributions for ``obs_continuous * scale + shift``.
         scale_obs_image, shift_obs_image: Distributions for ``obs_image * scale + shift``, rounded half to even and
             clamped to 0..255.
@@ -516,15 +520,15 @@ class AugmentTokensConfig:
         permute_done: Whether to permute the codes 0, 1, 2 of ``done``.
         permute_obs_discrete: Whether to permute the states of ``obs_discrete``.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
-        mask_prob: Masking probabilities by field.
+        mask_prob: The masking probabilities of the standard fields, an ``AugmentMaskProbConfig``.
         by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields``, ``ImageFields`` and
-            ``MaskFields``. The draws of an augmentation depend only on the seed, the index and its fields, not on other
-            augmentations.
+            ``MaskFields``. The draws of an augmentation depend only on the seed, the index and the augmentation's
+            fields, not on other augmentations.
         deliver_masks: Whether a batch also has ``<field>_mask``, bool ``[B, S]``, True at masked steps, for every field
             with a masking probability above 0.
-        max_num_actions: Number of actions; 0: the number in the data or from the caller.
-        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number from the caller.
-        enabled: Whether to augment at all.
+        max_num_actions: Number of actions; 0: the number that the data or the caller provide.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: the number that the caller provides.
+        enabled: False turns all augmentations off.
 
     Raises:
         ConfigError: A value has an unexpected type or range, or a field has the same augmentation twice.
@@ -568,7 +572,9 @@ class AugmentTokensConfig:
 
     @memo
     def changes(self) -> tuple[Change, ...]:
-        """All augmentations that change something; the augmentations of options come first."""
+        """All augmentations that change a batch: first the augmentations of options, then the augmentations in
+        ``by_field``.
+        """
         codes, columns = (tuple({name} & {*PERMUTED[self.permute_action]}) for name in ("action", "q_star"))
         permuted = (
             _PermuteOption(self.max_num_actions, codes, columns, "permute_action", "max_num_actions"),
@@ -592,12 +598,14 @@ class AugmentTokensConfig:
         return (*found, *map(Change, by_name))
 
     def _scalars(self, option: str) -> dict[str, Any]:
-        """Return the scale and the shift of an option; None in place of a scale or shift that changes nothing."""
+        """Return the distributions of the scale and the shift of an option; a scale that is always 1, or a shift that
+        is always 0, is replaced by None.
+        """
         given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
         return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}
 
     def of(self, kind: type[C]) -> list[C]:
-        """Return the augmentations of a kind, both from options and from ``by_field``."""
+        """Return all augmentations of the type ``kind``, both from options and from ``by_field``."""
         return [one.what for one in self.changes if isinstance(one.what, kind)]
 
     def _fields_of(self, kind: type[C]) -> list[str]:
@@ -615,7 +623,7 @@ class AugmentTokensConfig:
 
     @property
     def named(self) -> list[str]:
-        """The fields that are augmented by name."""
+        """The fields that ``by_field`` augments."""
         return list(dict.fromkeys(name for one in self.by_field for name in one.fields))
 
     def masked(self) -> list[str]:
@@ -623,10 +631,10 @@ class AugmentTokensConfig:
         return self._fields_of(MaskFields)
 
     def check_named(self, fields: Mapping[str, str]) -> None:
-        """Raise ConfigError if a field that is augmented by name is not in a batch.
+        """Raise ConfigError if a field that ``by_field`` names is not in a batch.
 
         Args:
-            fields: The fields of a batch, with the column of each; an empty column is unknown.
+            fields: A dict from each field of a batch to its column; "" means that the column is unknown.
         """
         for name in self.named if self.enabled else ():
             if name not in fields:
@@ -639,7 +647,7 @@ class AugmentTokensConfig:
 
     @property
     def active(self) -> bool:
-        """Whether anything is augmented."""
+        """Whether any augmentation changes a batch."""
         return self.enabled and bool(self.changes)
 
     def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:

@@ -12,17 +12,20 @@ from mouse_core.randomness import Key
 
 
 class Draws(NamedTuple):
-    """All random numbers of one augmentation of one batch; a pytree of arrays.
+    """All random numbers with which one batch is augmented once; a pytree of arrays.
 
     Args:
-        affine: By field, the scale and shift of its values.
-        permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``.
-        masks: By field, bool ``[B, S]``, True at masked steps; these masks are not delivered.
-        delivered_masks: Masks in the same form that are delivered with the batch. (Two attributes are used instead of a
-            flag, because under ``jax.jit`` a flag would be a traced value, while the structure of a pytree is static.)
-        columns: By field, int64 ``[B, n]``: the values in column ``c`` of row ``b`` move to column ``columns[b, c]``.
-        fills: By masked field, the scalar value of masked steps; by default 0, and -1 for ``time``.
-        images: By field, the changes of its images.
+        affine: A dict from field to the scale and shift of its values.
+        permutations: A dict from field to an int64 array ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b,
+            c]``.
+        masks: A dict from field to a bool array ``[B, S]``, True at masked steps; these masks are not delivered.
+        delivered_masks: Like ``masks``, for masks that are delivered with the batch. (Two attributes are used instead
+            of a flag, because under ``jax.jit`` a flag would be a traced value, while the structure of a pytree is
+            static.)
+        columns: A dict from field to an int64 array ``[B, n]``: the values in column ``c`` of row ``b`` move to column
+            ``columns[b, c]``.
+        fills: A dict from masked field to the scalar value of masked steps; by default 0, and -1 for ``time``.
+        images: A dict from field to the changes of its images.
     """
 
     affine: dict[str, Affine]
@@ -53,14 +56,15 @@ def draw(
     """Return the draws for one batch.
 
     Scalars, permutations and crops depend on ``key.seed`` and ``key.index``; masks also depend on ``key.call``. Keys
-    that differ in ``call`` (``key.with_call(1)``) give views of one batch that share everything except the masks.
+    that differ only in ``call`` (``key.with_call(1)``) result in views of one batch that differ only in their masks.
 
     Args:
         config: The augmentations.
         key: The key of the random numbers.
-        shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` selects a shard's rows.
+        shape: ``(B, S)`` of the complete batch, over all shards; ``cut`` selects a shard's rows.
         fields: The fields of the batch; other fields get no draws. By default all fields.
-        image_shape: ``(H, W, C)`` of the images of ``obs_image``, or of several fields by name; needed to crop.
+        image_shape: The shape ``(H, W, C)`` of the images of ``obs_image``, or a dict from field to shape for several
+            fields; required for crops.
 
     Raises:
         ConfigError: A needed number of actions or states is not given, or a crop is larger than the image.
@@ -79,7 +83,7 @@ def draw_shared(
     fields: Collection[str] | None = None,
     image_shape: ImageShapes = None,
 ) -> Draws:
-    """Return the draws that all views of a batch share, that is, all except the masks. See ``draw``."""
+    """Return the draws that all views of a batch share: all draws except the masks. See ``draw``."""
     return NO_DRAWS._replace(**_drawn(config, key, 0, shape, fields, image_shape, masks=False))
 
 
@@ -108,8 +112,8 @@ def _drawn(
     *,
     masks: bool,
 ) -> dict[str, Any]:
-    """Return the draws of all masks, or of all other augmentations: for each attribute of ``Draws``, the draws by
-    field.
+    """Return the draws of all masks, or of all other augmentations: a dict from each attribute of ``Draws`` to the
+    draws by field.
     """
 
     def there(names: tuple[str, ...]) -> list[str]:

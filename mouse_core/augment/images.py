@@ -1,4 +1,4 @@
-"""Crops and pixel changes of images, over the array API."""
+"""Functions that crop images and change their pixels, written with the array API."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Random shift of images by up to ``pad`` pixels in each direction; pixels of the border are repeated.
+    """A random shift of images by up to ``pad`` pixels in each direction; the pixels at the border are repeated.
 
     ``RandomShift`` is the augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need:
     Regularizing Deep Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
 
     Args:
-        pad: Pixels, at least 1.
+        pad: The largest shift in pixels, at least 1.
         per: "sequence": all images of a sequence are shifted equally; "step": each image is shifted separately.
 
     Raises:
@@ -100,11 +100,11 @@ Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 
 ImageShapes = tuple[int, int, int] | Mapping[str, tuple[int, int, int]] | None
-"""``(H, W, C)`` of the images of ``obs_image``, or of several fields by name."""
+"""The shape ``(H, W, C)`` of the images of ``obs_image``, or a dict from field to shape for several fields."""
 
 
 def shape_of_images(image_shape: ImageShapes, field: str) -> tuple[int, int, int] | None:
-    """Return ``(H, W, C)`` of a field's images; None if unknown."""
+    """Return the shape ``(H, W, C)`` of a field's images; None if the shape is unknown."""
     if isinstance(image_shape, Mapping):
         return image_shape.get(field)
     return image_shape if field == "obs_image" else None
@@ -126,7 +126,7 @@ class ImageDraws(NamedTuple):
     """The drawn augmentation of a field's images.
 
     Args:
-        crop: The rows and columns to take; None: all.
+        crop: The rows and columns of the crop; None: images are not cropped.
         pixels: The new value for each pixel value, uint8 ``[256]``; None: pixels stay unchanged.
     """
 
@@ -137,7 +137,7 @@ class ImageDraws(NamedTuple):
 def crop_size(
     config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None, field: str = "obs_image"
 ) -> tuple[int, int]:
-    """Return the height and width after the crop of images ``(H, W, C)``.
+    """Return the height and the width of cropped images.
 
     Raises:
         ConfigError: The image size is unknown, or smaller than the crop.
@@ -166,7 +166,9 @@ def draw_crop(
     image_shape: tuple[int, int, int] | None,
     field: str,
 ) -> Crop:
-    """Draw the crop of a field's images; ``streams`` draw the first row and the first column."""
+    """Draw the crop of a field's images. ``streams`` are the random streams of the crop's first row and first
+    column.
+    """
     batch, length = shape
     times = length if config.per == "step" else 1
     size = crop_size(config, image_shape, field)
@@ -187,7 +189,9 @@ def change_images(
     empty: Empty,
     field: str = "obs_image",
 ) -> Array:
-    """Crop images ``[B, S, H, W, C]`` (or flattened, or ``[B, S, K, ...]`` with offsets) and replace pixel values."""
+    """Crop images ``[B, S, H, W, C]`` and replace their pixel values. Images may also be flattened, or have an axis of
+    K offsets, ``[B, S, K, ...]``.
+    """
     if crop is not None:
         check_rows(field, images, len(crop.rows))
         axes, pixels_each = images.shape[:-1], 0 if image_shape is None else math.prod(image_shape)
@@ -212,7 +216,9 @@ def change_images(
 
 
 def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:
-    """Return ``crop_images`` for steps with K images, ``[B, S, K, H, W, C]``, which share the crop of the step."""
+    """Return the result of ``crop_images`` for steps with K images, ``[B, S, K, H, W, C]``; the K images of a step
+    share one crop.
+    """
     if images.ndim == 5:
         return crop_images(images, crop, empty)
     batch, length, offsets, *image = images.shape
@@ -224,20 +230,20 @@ def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:
 
 
 def _repeated(places: Array, times: int) -> Array:
-    """Repeat the steps of ``[B, T, n]``: ``[B, T * times, n]``."""
+    """Repeat each step of an array ``[B, T, n]`` ``times`` times; the result is ``[B, T * times, n]``."""
     batch, crops, count = places.shape
     wide = namespace(places).broadcast_to(places[:, :, None], (batch, crops, times, count))
     return wide.reshape((batch, crops * times, count))
 
 
 def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
-    """Return ``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``; t is s, or 0 if each sequence has a
-    single crop.
+    """Return ``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``; here t is s, or 0 if each sequence
+    has a single crop.
 
     Args:
         images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
         crop: The rows and columns, arrays of the same framework; see ``Crop``.
-        empty: Function that returns memory for a new NumPy array.
+        empty: A function that returns memory for a new NumPy array.
 
     Returns:
         ``[B, S, H', W', C]``, a new array.
@@ -254,7 +260,9 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
 
 
 def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArray[Any]:
-    """Crop by copying rectangles; rows and columns must be ranges that are clipped at the borders of the image."""
+    """Crop images by copying rectangles. The rows and columns of a crop must be ranges that are clipped at the borders
+    of the image.
+    """
     batch, length, height, width, channels = images.shape
     times = crop.rows.shape[1]
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]

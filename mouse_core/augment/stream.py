@@ -1,4 +1,6 @@
-"""Augmentation inside a batch source: one batch becomes several views; draws depend only on seed and index."""
+"""The augmentation inside a batch source. One batch becomes several views, and the draws depend only on the seed and
+the index.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,15 @@ class StreamAugment:
     """Augments the batches of one source; ``stream_augment`` creates and checks this object.
 
     Args:
-        config: The augmentations, with the needed numbers of actions and states.
+        config: The augmentations, including the needed numbers of actions and states.
         views: Number of views of a batch.
         arriving: The fields of a batch before augmentation.
-        computed: The dtypes in which numbers are scaled and shifted, by field. ``computed`` has the dtypes of
-            ``arriving`` before replacements for a framework, so that every framework gets the same numbers, rounded to
-            its dtypes.
+        computed: A dict from field to the dtype in which numbers are scaled and shifted. These dtypes are the dtypes of
+            ``arriving`` before any replacement for a framework, so that every framework gets the same numbers, rounded
+            to its dtypes.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
-        memory: Allocates large new arrays.
+        memory: The object that allocates large new arrays.
     """
 
     config: AugmentTokensConfig
@@ -54,8 +56,9 @@ class StreamAugment:
     memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes in which fields must be gathered, given the ``dtypes`` that these fields would have without
-        augmentation."""
+        """Return the dtypes in which fields must be gathered; ``dtypes`` are the dtypes that these fields would have
+        without augmentation.
+        """
         found = dict(dtypes)
         for name in found:
             if name in self._scaled:
@@ -77,7 +80,7 @@ class StreamAugment:
 
     @property
     def _recoded(self) -> set[str]:
-        """Fields whose permuted codes may not fit in the narrower dtype of the stored codes."""
+        """The fields whose dtype of stored codes may be too narrow for the permuted codes."""
         config = self.config
         coded = {name for one in config.of(PermuteFields) for name in one.codes}
         if config.permute_done:  # the codes of done fit in every dtype
@@ -86,7 +89,9 @@ class StreamAugment:
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
-        """The fields of a view: the arriving fields, with new image sizes, and the delivered masks."""
+        """The fields of a view: the arriving fields, in which images have the sizes after the crop, and the delivered
+        masks.
+        """
         found = dict(self.arriving)
         if not self.config.enabled:
             return found
@@ -124,8 +129,8 @@ class StreamAugment:
         """Return the views of a batch.
 
         Args:
-            arrived: A tuple of one batch, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be
-                modified.
+            arrived: A tuple of one batch, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; the arrays
+                may be modified.
             plan: The plan of the batch.
             stored: Whether fields are delivered in the stored dtypes of ``spec``.
             apart: Whether each view gets its own arrays; False if all views are copied later.
@@ -134,7 +139,7 @@ class StreamAugment:
             ``views`` batches.
 
         Raises:
-            DataError: A code is out of range, or a number does not fit in its dtype.
+            DataError: A code is out of range, or a dtype cannot represent a number.
         """
         (batch,) = arrived
         if self.batch_dims == 1:
@@ -188,20 +193,20 @@ def stream_augment(
     offsets: Collection[str] = (),
     masks: Collection[str] = (),
 ) -> StreamAugment | None:
-    """Return a source's augmentation; None if the augmentation leaves batches unchanged.
+    """Return the augmentation of a source; None if the augmentation does not change batches.
 
     Args:
         config: The augmentations.
         views: The number of views of a batch, at least 1.
         arriving, computed: See ``StreamAugment``.
-        max_num_actions: The number of actions in the data, or 0.
+        max_num_actions: The number of actions in the data; 0 if the number is unknown.
         batch_dims, offsets: See ``StreamAugment``.
         masks: The fields that mark present rows.
 
     Raises:
-        ConfigError: An augmentation does not fit these fields: a needed number of actions or states is unknown, a dtype
-            is unsuitable, a crop is larger than the images, a named field is missing, or a field already has the name
-            of a delivered mask.
+        ConfigError: An augmentation cannot be applied to these fields: a needed number of actions or states is unknown,
+            a dtype is unsuitable, a crop is larger than the images, a field that ``by_field`` names is missing, or a
+            field already has the name of a delivered mask.
     """
     check_count("views", views)
     config = AugmentTokensConfig(enabled=False) if config is None else config
@@ -229,7 +234,7 @@ def stream_augment(
 
 
 def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec], masks: Collection[str]) -> None:
-    """Raise ConfigError if a field that is augmented by name does not exist or is a mask."""
+    """Raise ConfigError if a field that ``by_field`` names does not exist or is a mask."""
     for name in config.named if config.enabled else ():
         if name in masks:
             raise ConfigError(
@@ -239,8 +244,9 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError for errors that the arrays of a batch would not reveal: a mask with the name of a field, and
-    vectors instead of codes."""
+    """Raise ConfigError in two cases that the arrays of a batch would not reveal: a delivered mask has the name of a
+    field, or a field to be permuted contains vectors instead of codes.
+    """
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):

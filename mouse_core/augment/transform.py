@@ -1,5 +1,5 @@
-"""Augments a batch with random numbers that were drawn before: pure functions on the array API, for NumPy, torch and
-JAX (also under ``jax.jit``).
+"""Pure functions that augment a batch with random numbers that were drawn before, for NumPy, torch and JAX (also under
+``jax.jit``).
 
 Values are bit-identical in all frameworks, except subnormal numbers, which XLA flushes to zero on the CPU.
 """
@@ -39,16 +39,18 @@ def apply(
     validate: bool | None = None,
     batch_dims: int = 2,
 ) -> M | dict[str, Array]:
-    """Return the augmented batch. The input batch is not modified; unchanged fields share its arrays.
+    """Return the augmented batch. The input batch is not modified; fields that are not augmented share the arrays of
+    the input.
 
     In fields with an axis K of offsets, ``[B, S, K, ...]``, all K values of a step get the same permutation, the same
     crop and the same mask.
 
     Args:
         batch: Arrays ``[B, S, ...]`` by field, of NumPy, torch (on any device) or JAX (also traced by ``jax.jit``).
-        draws: The result of ``draw`` for this batch's ``(B, S)``; its arrays are moved to the batch's device.
-        image_shape: Shape ``(H, W, C)`` of a flattened ``obs_image``, or of several fields by name; needed to crop
-            flattened images, but not ``[B, S, H, W, C]``.
+        draws: The result of ``draw`` for the shape ``(B, S)`` of this batch; the arrays in ``draws`` are copied to the
+            batch's device.
+        image_shape: The shape ``(H, W, C)`` of a flattened ``obs_image``, or a dict from field to shape for several
+            fields; required for crops of flattened images, but not of images ``[B, S, H, W, C]``.
         validate: Whether codes out of range (actions, done, states) raise DataError. If ``validate`` is None, codes are
             checked in NumPy arrays and in torch tensors on the CPU, but not on a device, where the check would wait for
             all queued work. Unchecked codes that are out of range stay unchanged. Under ``jax.jit`` codes cannot be
@@ -57,11 +59,12 @@ def apply(
             1)``.
 
     Returns:
-        A dict, in which delivered masks are named ``<field>_mask``; the same object ``batch`` if nothing changes.
+        A dict of the augmented fields and of the delivered masks, named ``<field>_mask``; the object ``batch`` itself
+        if nothing changes.
 
     Raises:
         DataError: A code is out of range; the message names field, value and position.
-        SchemaError: The shape or dtype of a field does not fit its augmentation.
+        SchemaError: The shape or dtype of a field is invalid for its augmentation.
     """
     check_choice("augment: batch_dims", batch_dims, (1, 2))
     given = with_steps(batch) if batch_dims == 1 else batch
@@ -91,12 +94,12 @@ def transform(
     own: Collection[str] = (),
     empty: Empty = np.empty,
 ) -> dict[str, Array]:
-    """Return the fields that all augmentations except masks change; see ``apply``.
+    """Return the fields that are changed by augmentations other than masks; see ``apply``.
 
     Args:
         batch, draws, image_shape, validate: See ``apply``.
-        own: Fields whose arrays may be modified, because no other object uses them.
-        empty: Function that returns memory for new NumPy arrays.
+        own: Fields whose arrays may be modified, because no other object uses these arrays.
+        empty: A function that returns memory for new NumPy arrays.
     """
     changed = {}
     for field, permutation in draws.permutations.items():
@@ -143,7 +146,7 @@ def mask(
 
 
 def check_masked_as(field: str, fill: Any, values: Array) -> None:
-    """Raise SchemaError unless ``fill`` fits in the dtype of a field."""
+    """Raise SchemaError unless the dtype of a field can represent ``fill``."""
     xp, number = namespace(values), np.asarray(fill).item()
     if xp.isdtype(values.dtype, "real floating"):
         bounds = xp.finfo(values.dtype)
@@ -187,7 +190,7 @@ def _fill(values: Array, hidden: Array, fill: Any, empty: Empty | None) -> Array
 
 
 def _rename(field: str, codes: Array, permutation: Array, validate: bool | None) -> Array:
-    """Return ``permutation[b, codes[b, s]]``, or ``[b, s, k]`` for several codes in a step."""
+    """Return ``permutation[b, codes[b, s]]``, or ``permutation[b, codes[b, s, k]]`` if a step has several codes."""
     xp = namespace(codes)
     size = permutation.shape[1]
     if not xp.isdtype(codes.dtype, "integral"):
@@ -228,7 +231,9 @@ def _check_codes(field: str, codes: Array, places: Array, size: int) -> None:
 
 
 def _permute_columns(field: str, values: Array, permutation: Array, empty: Empty) -> Array:
-    """Set ``out[b, s, permutation[b, a]] = values[b, s, a]``, or ``[b, s, k, ...]`` for several rows in a step."""
+    """Return a new array with ``out[b, s, permutation[b, a]] = values[b, s, a]``; if a step has several rows, ``out[b,
+    s, k, permutation[b, a]] = values[b, s, k, a]``.
+    """
     rows, size = permutation.shape
     if values.ndim < 3 or values.shape[-1] != size:
         raise SchemaError(
@@ -274,7 +279,7 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
 
 
 def _scalar(xp: Any, values: Array, scalar: Array) -> Array:
-    """Return a number ``[]`` in the dtype of ``values``."""
+    """Convert a number to an array ``[]`` in the dtype of ``values``."""
     scalar = array_like(scalar, values)
     if xp.isdtype(values.dtype, "real floating") and xp.finfo(values.dtype).bits < 32:
         # JAX without x64 rounds to float32 first, so all frameworks do.

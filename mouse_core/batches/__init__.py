@@ -1,4 +1,6 @@
-"""Batch i of a snapshot as a pure function, in four steps: plan the windows, locate, copy and deliver them."""
+"""Computes batch i of a snapshot by a pure function in four steps: windows are planned, located, copied and
+delivered.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ __all__ = ["Batch", "BatchLayout", "BatchSource", "Map"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a name on first use, because only user functions over batches need it."""
+        """Import ``name`` when it is first used, because only user functions over batches need it."""
         if name == "Map":
             from mouse_core.batches._stages import Map
 

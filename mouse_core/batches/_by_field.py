@@ -1,10 +1,10 @@
-"""Offsets by field, and transitions: batches in which some fields are delivered at offsets around anchor rows.
+"""Batches in which some fields are delivered at offsets around anchor rows; batches of transitions are a special case.
 
-A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor. The
-fields with equal offsets share a pipeline. Neighbouring offsets are read as one "run" of rows: anchor 7 with offsets -1
-to 1 is the run of rows 6, 7, 8. A run may extend beyond the episode of its anchor. Rows outside the episode are masked
-as missing and replaced by the nearest row of the episode: if the episode ends with row 7, the values come from the rows
-6, 7, 7.
+A sampler draws anchors. With offsets -1, 0, 1 for a field, the batch has the rows before, at and after each anchor.
+Fields with equal offsets share a pipeline. Neighbouring offsets are read as one "run" of rows: for anchor 7 and the
+offsets -1 to 1, the run is the rows 6, 7, 8. A run may extend beyond the episode of its anchor. Rows outside the
+episode are masked as missing and replaced by the nearest row of the episode: if the episode ends with row 7, the values
+come from the rows 6, 7, 7.
 
 Each class of this module has the same interface as a class for batches without offsets: ``OffsetBlocks`` as
 ``PlannedBlocks``, ``OffsetPipeline`` as ``Pipeline``, ``OffsetReader`` as ``FieldReader``.
@@ -57,14 +57,15 @@ from mouse_core.store.snapshot import Snapshot
 
 
 class OffsetBlocks(PlannedBlocks):
-    """Blocks whose windows are the runs of rows around anchors.
+    """Blocks in which each window is a run of rows around an anchor.
 
     Args:
         anchors: The blocks of anchors.
-        offsets: The offsets of the rows.
+        offsets: The offsets of the rows from their anchor.
         shift: The number of rows from the anchor to the row at offset 0; see ``shift_of``.
-        number: The index of this group of fields, which is its key in ``block.around``.
-        single: Whether each row is read individually instead of in runs; rows outside the episode are then never read.
+        number: The index of this group of fields, which is the key of the group in ``block.around``.
+        single: Whether each row is read individually instead of in runs; if True, rows outside the episode are never
+            read.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class OffsetBlocks(PlannedBlocks):
         self._anchors, self._offsets, self._shift, self._number, self._single = anchors, offsets, shift, number, single
 
     def on(self, anchors: PlannedBlocks) -> OffsetBlocks:
-        """Return the same blocks around other anchors."""
+        """Return blocks with the same options around the anchors ``anchors``."""
         return OffsetBlocks(anchors, self._offsets, self._shift, self._number, single=self._single)
 
     def block_with(self, index: int) -> tuple[Block, int]:
@@ -87,7 +88,7 @@ class OffsetBlocks(PlannedBlocks):
         return self.around(self._anchors.behind(block))
 
     def around(self, block: Block, *, single: bool = False) -> Block:
-        """Return the block of rows around the anchors of ``block``, which is cached in ``block.around``."""
+        """Return the block of rows around the anchors of ``block``; the result is cached in ``block.around``."""
         key = ~self._number if single else self._number
         known = block.around.get(key)
         if known is None:
@@ -124,7 +125,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class OffsetReader:
-    """The reader of a field at K offsets, with the checks of ``FieldReader``; ``spec`` has the shape ``[K, ...]``.
+    """The reader of a field at K offsets. It makes the same checks as ``FieldReader``; its ``spec`` has the shape ``[K,
+    ...]``.
 
     Args:
         reader: The reader of the field.
@@ -144,7 +146,7 @@ class OffsetReader:
 
 
 class OffsetPipeline:
-    """The pipeline of batches in which some fields are delivered at offsets; has the interface of ``Pipeline``.
+    """The pipeline of batches in which some fields are delivered at offsets. It has the interface of ``Pipeline``.
 
     Args:
         anchors: The pipeline of the fields without offsets.
@@ -168,11 +170,11 @@ class OffsetPipeline:
 
     @classmethod
     def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
-        """Return the pipeline of ``readers``.
+        """Return a pipeline for the fields of ``readers``.
 
         Args:
             planner: The planner that draws and locates the anchors.
-            readers: Readers by field; fields with offsets have an ``OffsetReader``.
+            readers: Readers by field; the reader of a field with offsets is an ``OffsetReader``.
             form: The dtypes and shapes of all fields.
             windows: The offsets.
 
@@ -253,10 +255,10 @@ class OffsetPipeline:
         return self._batch(*self._anchors.block_of(plan), read)
 
     def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
-        """Return the batch with index ``number`` in a block of anchors; ``read`` returns the fields.
+        """Return the batch with index ``number`` in a block of anchors; ``read`` is a function that returns the fields.
 
-        A run can include rows that are not delivered. If such a row raises DataError, the rows are read individually
-        instead of in runs.
+        A run can include rows that are not delivered. If reading such a row raises DataError, all rows are read
+        individually instead of in runs.
         """
         batch = read(self._anchors, block, number)
         for group, blocks in self._groups:
@@ -270,7 +272,9 @@ class OffsetPipeline:
         return self._with_axes(batch, block, number)
 
     def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
-        """Return all fields in order, reshaped from the axes of windows and runs to ``[b]`` or ``[b, S]``."""
+        """Return all fields in the order of the batch, with the axes of windows and runs reshaped to ``[b]`` or ``[b,
+        S]``.
+        """
         bounds = block.windows.bounds
         axes = (bounds[number + 1] - bounds[number], block.windows.length)[: self._windows.batch_dims]
         reshaped = {}
@@ -353,7 +357,7 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
     Args:
         readers: The readers of all delivered fields.
         windows: The offsets.
-        snapshot: The snapshot; error messages suggest the names of its columns.
+        snapshot: The snapshot; error messages suggest names of its columns.
 
     Raises:
         MissingFieldError: A field with offsets is not delivered.
@@ -383,7 +387,7 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
 def shift_of(snapshot: Snapshot, name: str) -> int:
     """Return the number of rows from an anchor to the row at offset 0 of a field.
 
-    The result is 1 for actions, rewards and done with alignment "arrived", where the action that follows the
+    The result is 1 for actions, rewards and done with alignment "arrived": there, the action that follows the
     observation of row 7 is stored in row 8. Otherwise the result is 0.
     """
     field = snapshot.config.fields.get(name)
@@ -403,7 +407,7 @@ _READ = ("done", "next_done", "next_observation_missing")
 def transition_readers(
     snapshot: Snapshot, names: tuple[str, ...] | None, required: tuple[str, ...], windows: FieldWindows
 ) -> Readers:
-    """Return the readers of the fields of transitions.
+    """Return the readers of the fields of which transitions consist.
 
     Raises:
         MissingFieldError: A named field does not exist.
@@ -434,7 +438,7 @@ def _with_offsets(readers: Mapping[str, Any], windows: FieldWindows) -> dict[str
 
 
 def also_next(options: Any, fields: Container[str]) -> Any:
-    """Return options by field; a field ``next_<name>`` gets the option of the observation ``<name>``."""
+    """Return options by field, in which each field ``next_<name>`` has the option of the observation ``<name>``."""
     from mouse_core.statistics.normalizer import Normalizer  # loaded on demand
 
     names = {name: f"next_{name}" for name in options}
@@ -445,11 +449,13 @@ def also_next(options: Any, fields: Container[str]) -> Any:
 
 
 class TransitionPipeline(OffsetPipeline):
-    """The pipeline of batches of transitions; has the interface of ``Pipeline``."""
+    """The pipeline of batches of transitions. It has the interface of ``Pipeline``."""
 
     @classmethod
     def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
-        """Return the pipeline of ``readers``, which also reads the fields from which flags and mask are computed."""
+        """Return a pipeline for the fields of ``readers``; it also reads the fields from which the flags and the mask
+        are computed.
+        """
         own = {name: reader for name, reader in planner.snapshot.readers.items() if name in _READ}
         delivered = {name: reader for name, reader in readers.items() if name not in _FLAGS}
         read: dict[str, Any] = {**_with_offsets(own, windows), **delivered}

@@ -1,4 +1,4 @@
-"""Missing steps of windows: the mask, padding, and packing, which leaves missing steps out."""
+"""Missing steps of windows: the mask, padding, and packing (which leaves missing steps out)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Absent:
-    """The missing steps in the windows of a block, and the present steps whose values replace the missing steps.
+    """The missing steps in the windows of a block, and the present steps whose values replace them.
 
-    Example: windows of 4 steps have the lengths 4, 2 and 3, and the batches have the bounds 0, 2, 3. Counted from the
-    first window, the steps 6, 7 and 11 are missing, and copies of the steps 5, 5 and 10 replace them: ``missing`` is 6,
-    7, 11, ``source`` is 5, 5, 10, and ``first`` is 0, 8, 12.
+    Example: three windows of 4 steps have the lengths 4, 2 and 3; the first two windows are one batch, and the third
+    window is another batch. Counted from the first window, the steps 6, 7 and 11 are missing, and copies of the steps
+    5, 5 and 10 replace them: ``missing`` is 6, 7, 11, ``source`` is 5, 5, 10, and ``first`` is 0, 8, 12.
 
     Args:
         length: Number of steps in a window.
-        first: The first step of each batch, and the end of the last batch.
-        missing: The missing steps, ascending, int64 ``[m]``.
-        target, source: ``target`` has the steps that are replaced, ascending; ``source`` has, for each of these steps,
-            the step whose copy replaces it.
+        first: The first step of each batch, followed by the number of all steps.
+        missing: The missing steps, in ascending order, int64 ``[m]``.
+        target, source: ``target`` contains the steps that are replaced, in ascending order; ``source`` contains, for
+            each of them, the step whose copy replaces it.
     """
 
     def __init__(self, length: int, first: Int64s, missing: Int64s, target: Int64s, source: Int64s) -> None:
@@ -47,8 +47,8 @@ class Absent:
 
     @classmethod
     def of(cls, windows: Windows) -> Absent:
-        """Return the missing steps of windows with the given lengths; the last present step of a window replaces its
-        missing steps.
+        """Return the missing steps of windows with the given lengths. Copies of the last present step of a window
+        replace the window's missing steps.
         """
         length = windows.length
         lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
@@ -66,13 +66,14 @@ class Absent:
         return present.reshape(-1, self.length)
 
     def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
-        """Overwrite the missing steps of a field in ``count`` batches; modifies ``values``.
+        """Overwrite the missing steps of a field in ``count`` batches; ``values`` is modified in place.
 
         Args:
-            values: ``[n, S, ...]``, the windows of the batches in order, C-contiguous. Missing steps contain values
-                from outside the episode.
+            values: The windows of the batches in order, ``[n, S, ...]``, C-contiguous. Before the call, missing steps
+                contain values from outside the episode.
             number: The index of the first batch in the block.
-            fill: The value of missing steps; None: copies of the steps in ``source``.
+            fill: The value of missing steps; None: missing steps are overwritten with copies of the steps in
+                ``source``.
             count: The number of batches.
         """
         begin, end = self._replaced[number], self._replaced[number + count]
@@ -107,14 +108,14 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
 
 
 class PackedWindows(Windows):
-    """The present steps of windows, concatenated, as windows of one step each.
+    """The present steps of windows, concatenated; each step is treated as a window of one step.
 
-    Pieces (runs of rows in one chunk) are found window by window: windows of 3 and 2 steps at rows 10 and 40, each
-    within a chunk, give pieces of 3 and 2 rows. The row of each step, here 10, 11, 12, 40, 41, is computed only for
-    fields that are read row by row.
+    Pieces (runs of rows in one chunk) are found window by window. Example: two windows of 3 and 2 steps begin at the
+    rows 10 and 40, each within one chunk, so there are two pieces, of 3 and 2 rows. The row of each step, here 10, 11,
+    12, 40, 41, is computed only for fields that are read row by row.
 
     Args:
-        whole: The windows, with or without lengths.
+        whole: The windows; they may have lengths.
     """
 
     def __init__(self, whole: Windows) -> None:
@@ -134,7 +135,7 @@ class PackedWindows(Windows):
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes of the windows."""
+        """The approximate size of the windows in bytes."""
         return self.whole.nbytes
 
     @memo
@@ -165,13 +166,14 @@ class PackedWindows(Windows):
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The packing of a batch's windows: present steps follow each other without gaps.
+    """The packing of a batch's windows: the present steps of all windows are concatenated.
 
     Args:
-        capacity: The number of rows in a batch, including padding rows of 0; None: the number of present steps.
-        from_steps: Whether batches arrive with present steps only, ``[T, 1, ...]``, instead of ``[b, S, ...]``.
-        replaced: Dtypes that a framework does not have, with their replacements.
-        memory: Allocates large new arrays.
+        capacity: The number of rows in a batch, including padding rows of zeros; None: the number of present steps.
+        from_steps: Whether the input batches contain only present steps, ``[T, 1, ...]``, instead of all steps, ``[b,
+            S, ...]``.
+        replaced: A dict from each dtype that a framework lacks to the dtype that replaces it.
+        memory: The object that allocates large new arrays.
     """
 
     capacity: int | None
@@ -181,7 +183,9 @@ class Packing:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the identity for the fingerprint, without the padding, which depends on the number of shards."""
+        """Return the values that identify the packing in the fingerprint. The padding is not included, because it
+        depends on the number of shards.
+        """
         return ["packed"]
 
     def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
@@ -211,7 +215,8 @@ class Packing:
         Args:
             batch: The gathered batch after all stages.
             lengths: Number of present steps in each window, int64 ``[b]``; 0 for a window of another shard.
-            out: Arrays by field to write to, or a sequence of such mappings, one for each view; None: new arrays.
+            out: A dict from field to the array to which the result is written, or a sequence of such dicts, one for
+                each view; None: new arrays.
 
         Raises:
             DataError: The number of rows exceeds the capacity.

@@ -1,4 +1,6 @@
-"""The pipeline of a source, which plans, locates and copies several batches together, and returns each batch once."""
+"""The pipeline of a source. The pipeline plans, locates and copies several batches together, and returns them one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +44,21 @@ _REMEMBERED_ALONE = 16
 
 
 class Pipeline:
-    """Computes the batches of one source over one snapshot. All state is a cache: any batch can be recomputed from its
-    index.
+    """Computes the batches of one source over one snapshot. The state of a pipeline is only a cache: every batch can be
+    computed again from its index.
 
     The pipeline's lock is held while a block is planned or located, and while batches are copied together. The lock is
     not held while a single batch is copied, converted, or read from irregular chunks.
 
     Args:
-        planner: Chooses and locates the windows of the batches.
+        planner: The planner, which chooses and locates the windows of the batches.
         readers: Readers by field.
-        form: Dtypes and shapes of the fields.
-        fields: Fields that can be copied directly from the stored bytes; None: they are determined from ``readers``.
-        chunks: Known addresses of the fields' chunks, from the pipeline over the earlier snapshot.
-        memory, lock: The memory for batches, and the lock, from the pipeline over the earlier snapshot.
-        blocks: Plans the blocks; by default ``PlannedBlocks`` of ``planner``.
+        form: The dtypes and shapes of the fields.
+        fields: The fields that can be copied directly from the stored bytes; None: these fields are determined from
+            ``readers``.
+        chunks: The addresses of the fields' chunks that the pipeline over the earlier snapshot has already found.
+        memory, lock: The memory for batches and the lock of the pipeline over the earlier snapshot.
+        blocks: The object that plans the blocks; by default ``PlannedBlocks`` of ``planner``.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Pipeline:
         self._copied_alone: tuple[int, ...] = ()
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
-        """Return the pipeline over a later snapshot with appended rows; caches for the earlier rows are kept."""
+        """Return the pipeline over a later snapshot with appended rows; cached values for the earlier rows are kept."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
         return self.over(planner, growth)
@@ -107,7 +110,7 @@ class Pipeline:
     # ------------------------------------------------------------------ batches
 
     def plan(self, index: int) -> Plan:
-        """Return the plan of batch ``index``; raises the errors of ``take``."""
+        """Return the plan of batch ``index``; raise the errors of ``take``."""
         index = operator.index(index)
         block, number = self.blocks.block_with(index)
         windows, size = block.windows.planned, block.sizes[number]
@@ -124,7 +127,7 @@ class Pipeline:
         )
 
     def take(self, index: int) -> Batch:
-        """Return batch ``index`` before any stage, in the delivered dtypes.
+        """Return batch ``index`` in the delivered dtypes, before any stage is applied.
 
         Raises:
             IndexError: The index lies before the first batch.
@@ -151,12 +154,12 @@ class Pipeline:
         return self.finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
-        """Return the windows of a plan, in delivered or stored dtypes."""
+        """Return the values of a plan's windows, in the delivered or the stored dtypes."""
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
     def block_of(self, plan: Plan) -> tuple[Block, int]:
-        """Return the block of a plan, and the batch's index in the block; a new block if another pipeline created the
-        plan.
+        """Return the block that contains the batch of a plan, and the batch's index in the block. If another pipeline
+        created the plan, the block is a new block.
         """
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
             return plan.block, plan.number
@@ -165,8 +168,8 @@ class Pipeline:
     def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None
     ) -> Batch:
-        """Complete a batch: convert dtypes, and read the fields that cannot be copied. ``copied`` has the copied
-        fields.
+        """Complete a batch: convert dtypes, and read the fields that cannot be copied. ``copied`` contains the fields
+        that were copied.
         """
         form, allowed = self.form, True
         if copied is None:
@@ -197,7 +200,7 @@ class Pipeline:
     def _converted(
         self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
     ) -> npt.NDArray[Any]:
-        """Return a copied field in another dtype, or in the array ``target``."""
+        """Convert a copied field to another dtype, or write it to the array ``target``; return the result."""
         try:
             return convert_to(values, dtype, target)
         except RowError as error:
@@ -207,13 +210,15 @@ class Pipeline:
             raise reader.error(error, block.part(number)) from error
 
     def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
-        """Fill missing steps, and mask the windows of other shards."""
+        """Fill the missing steps of a batch, and mask windows that belong to other shards."""
         for name in batch.keys() - self._masks if self.form.is_padded else ():
             block.absent.fill(batch[name], number, self.form.fill)
         self._mask_others(batch, block.sizes[number])
 
     def _mask_others(self, batch: Batch, size: int) -> None:
-        """Mask the window of another shard in a batch of ``size`` windows over all shards."""
+        """Mask the additional window, which belongs to another shard, in a batch of ``size`` windows over all
+        shards.
+        """
         if self.planner.uneven == "pad":
             (first, end), (begin, behind) = self.planner.own(size), self.planner.delivered(size)
             for name in self._masks:
@@ -221,10 +226,10 @@ class Pipeline:
                 mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
-        """Copy the fields of a batch, ``[n, S, *shape]``; return them, and whether all values are valid.
+        """Copy the fields of a batch, ``[n, S, *shape]``. Return the copied fields, and whether all values are valid.
 
         Small batches are copied together if their rows are in memory and the batches are requested in order. Batches
-        that are not requested yet are cached, unless much of their shared memory is still in use.
+        that are not requested yet are cached, except if much of the memory that they share is still in use.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)
@@ -250,8 +255,8 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Copy the batch with index ``number`` in a block together with further batches, which are cached until they
-        are requested; return the batch.
+        """Copy the batch with index ``number`` in a block together with the batches after it; return the batch. The
+        other batches are cached until they are requested.
         """
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
         for unwanted in [*self._ready][:surplus]:  # the oldest batches, which were not requested
@@ -277,7 +282,9 @@ class Pipeline:
         return [(dict(zip(copied, batch, strict=True)), fine) for batch, fine in zip(batches, allowed, strict=False)]
 
     def _with_masks(self, copied: Batch, block: Block, first: int, count: int) -> Batch:
-        """Add masks to batches that were copied together, ``[count, n, S, ...]`` by field, and fill missing steps."""
+        """Add masks to batches that were copied together, and fill their missing steps; ``copied`` has arrays ``[count,
+        n, S, ...]`` by field.
+        """
         if len(copied) + len(self._masks) < len(self.readers):
             return copied
         batches, there = dict(copied), block.absent.there(first, count)
@@ -296,7 +303,7 @@ class Pipeline:
 
     @memo
     def _readahead(self) -> ReadAhead | None:
-        """The readahead of the rows; None if all rows are in memory."""
+        """The object that reads rows in advance; None if all rows are in memory."""
         snapshot = self.planner.snapshot
         if not any(part.backing is not None or part.is_mapped or part.sealed_files for part in snapshot.segments):
             return None
@@ -305,7 +312,7 @@ class Pipeline:
         return ReadAhead.of(snapshot, *self._readahead_arguments())
 
     def _readahead_arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of ``ReadAhead`` except the files."""
+        """Return all arguments of ``ReadAhead`` except the files."""
         from mouse_core.readahead import weakly  # imported only if rows are read ahead
 
         # Weak references: a reference cycle would keep this pipeline and its files open until garbage collection.
@@ -323,7 +330,9 @@ class Pipeline:
         return ranges_of([reader.column for reader in readers], block.part(number)) if readers else iter(())
 
     def _byte_views(self, block: Block) -> ByteViews | None:
-        """Return the views that copy a block; None if no field of the block can be copied."""
+        """Return the views of stored bytes from which the fields of a block are copied; None if no field of the block
+        can be copied.
+        """
         if not block.together:
             with self._lock:
                 if not block.together:

@@ -1,10 +1,9 @@
 """The plan of a source: all decisions about its batches, made once from the arguments of ``BatchSource``.
 
-A plan has three parts. To draw a batch, ``planner`` chooses its windows. To read the batch, ``readers`` has a reader
-for each field. To change the batch, ``form`` describes the gathered batch, ``stages`` change it in order, and
-``packing`` finally removes missing steps; ``spec`` describes the result. Example: with ``normalize={"reward":
-"mean_std"}``, a stored float64 reward is gathered as float64 (``form.dtypes``), a stage converts it to float32, and
-``spec`` has float32.
+A plan has three parts. ``planner`` chooses the windows of a batch. ``readers`` contains a reader for each field.
+``form`` describes the gathered batch; ``stages`` then change the batch in order, and ``packing`` finally removes
+missing steps. ``spec`` describes the result. Example: with ``normalize={"reward": "mean_std"}``, a stored float64
+reward is gathered as float64 (``form.dtypes``), a stage converts it to float32, and ``spec`` has float32.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _PLANNED_BYTES = 11 << 18
 
 
 class MaskReader:
-    """Reader of the field ``mask``, which has no column: its values are computed from the lengths of the located
-    windows.
+    """The reader of the field ``mask``. The field has no column: its values are computed from the lengths of the
+    located windows.
 
     Args:
-        spec: Spec of the field; by default the spec of ``mask``.
+        spec: The spec of the field; by default the spec of ``mask``.
     """
 
     def __init__(self, spec: FieldSpec | None = None) -> None:
@@ -53,7 +52,7 @@ class MaskReader:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the field's name; the identity of the sampler already determines the values."""
+        """Return only the name of the field, because the identity of the sampler already determines the values."""
         return [self.spec.name]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
@@ -70,19 +69,20 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 @dataclass(frozen=True, eq=False)
 class BatchForm:
-    """The form of gathered batches: dtypes and shapes of fields, and which fields need work after a copy.
+    """The form of gathered batches: the dtypes and shapes of fields, and the fields that are converted or checked after
+    a copy.
 
-    Attributes that are pairs are indexed by ``stored``: the value at False is for the delivered dtypes, the value at
-    True for the stored dtypes.
+    An attribute that is a pair is indexed by ``stored``: the item at index False is for the delivered dtypes, and the
+    item at index True is for the stored dtypes.
 
     Args:
-        dtypes: Dtypes of the gathered fields.
-        shapes: Shape of a step, by field.
-        fill: Value of missing steps; None: copies of the last present step.
+        dtypes: The dtypes of the gathered fields.
+        shapes: A dict from field to the shape of a step.
+        fill: The value of missing steps; None: copies of the last present step.
         is_padded: Whether steps may be missing.
         converted: Fields that are first copied in the column's dtype and then converted.
         checked: Fields that are first copied, and whose values are then compared with the field's bounds.
-        is_copied: Whether copied fields and masks alone make a complete batch.
+        is_copied: Whether a batch is complete with only the copied fields and the masks.
     """
 
     dtypes: tuple[DTypes, DTypes]
@@ -103,7 +103,7 @@ class BatchForm:
         *,
         is_padded: bool,
     ) -> BatchForm:
-        """Return the form of the fields in ``readers``; ``dtypes`` and ``shapes`` may have more fields."""
+        """Return the form of the fields in ``readers``; ``dtypes`` and ``shapes`` may contain additional fields."""
         delivered, stored = ({name: some[name] for name in readers} for some in dtypes)
         plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
         converted = tuple(
@@ -128,13 +128,14 @@ class BatchForm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchPlan:
-    """The complete plan of a ``BatchSource``'s batches; see the docstring of the module.
+    """The plan of the batches of a ``BatchSource``: the planner, the readers and all options; see the docstring of the
+    module.
 
     Args:
         planner: The planner that draws and locates windows of a snapshot.
         readers: Readers by field, in the order of a batch.
-        ranks: The processes that share the batches, if ``shard="auto"`` found them.
-        windows: Offsets by field, None without ``windows=``.
+        ranks: The processes that share the batches, if ``shard="auto"`` found these processes; else None.
+        windows: Offsets by field; None if the source has no ``windows``.
         fields, required_fields, dtypes, replace_dtypes, augment, views, normalize, map, packed, layout, transitions:
             Arguments of ``BatchSource``, checked.
     """
@@ -156,7 +157,7 @@ class BatchPlan:
     transitions: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``BatchSource`` for the same plan, without the snapshot and the sampler."""
+        """The arguments with which ``BatchSource`` creates the same plan, without the snapshot and the sampler."""
         planner = self.planner
         names = ("windows", "fields", "required_fields", "dtypes", "replace_dtypes", "augment", "views", "normalize")
         return {
@@ -168,7 +169,9 @@ class BatchPlan:
         }
 
     def forward(self, planner: Planner, readers: Readers) -> BatchPlan:
-        """Return the same plan over a later snapshot with appended rows; statistics of rows are computed again."""
+        """Return the same plan over a later snapshot with appended rows; statistics of rows are computed again from the
+        later snapshot.
+        """
         normalize = None if self.normalize is None else self.normalize.over(planner.snapshot, grown=True)
         if normalize is not self.normalize:
             return replace(self, planner=planner, readers=readers, normalize=normalize)
@@ -178,12 +181,12 @@ class BatchPlan:
 
     @property
     def batch_dims(self) -> int:
-        """Number of axes before the axes of a field, without packing: 2 for ``[B, S]``, 1 for single rows ``[B]``."""
+        """The number of batch axes of a field before packing: 2 for ``[B, S]``, 1 for single rows ``[B]``."""
         return 2 if self.windows is None else self.windows.batch_dims
 
     @memo
     def spec(self) -> Spec:
-        """Spec of a delivered batch."""
+        """The spec of a delivered batch."""
         fields = self.stages[-1].spec if self.stages else self._gathered
         alignment = self.planner.snapshot.alignment
         if self.packing is None:
@@ -213,7 +216,7 @@ class BatchPlan:
 
     @memo
     def form(self) -> BatchForm:
-        """Form of a gathered batch, before the first stage.
+        """The form of a gathered batch, before the first stage.
 
         Raises:
             ConfigError: An option does not apply to these fields.
@@ -262,7 +265,7 @@ class BatchPlan:
 
     @memo
     def packing(self) -> Packing | None:
-        """The packing of windows; None if they are not packed."""
+        """The packing of windows; None if windows are not packed."""
         if self.packed is False:
             return None
         from mouse_core.batches._mask import Packing, check_packed  # loaded on demand
@@ -271,14 +274,14 @@ class BatchPlan:
 
     @property
     def _padded(self) -> PaddedSampler | None:
-        """The sampler, if missing steps of its windows are gathered; None if no step is missing, or only present steps
-        are read.
+        """The sampler if its windows can have missing steps and these steps are also gathered; None if no step is
+        missing or only present steps are read.
         """
         return None if self.planner.packed else self.planner.padded
 
     @property
     def _is_augmented(self) -> bool:
-        """Whether ``augment`` or ``views`` requests an augmentation, valid or not."""
+        """Whether ``augment`` or ``views`` requests an augmentation; the augmentation may be invalid."""
         return self.augment is not None or type(self.views) is not int or self.views != 1
 
     @memo
@@ -296,7 +299,7 @@ class BatchPlan:
 
     @memo
     def _delivered(self) -> dict[str, np.dtype[np.generic]]:
-        """Dtypes before the first stage, by field."""
+        """The dtypes before the first stage, by field."""
         # ``map`` gets the same dtypes in every framework: unsupported dtypes are replaced after ``map``.
         replaced = self.replace_dtypes if self.map is None else {}
         return self._dtypes_with({**self.dtypes, **self._normalized}, replaced)
@@ -304,7 +307,7 @@ class BatchPlan:
     def _dtypes_with(
         self, dtypes: Mapping[str, npt.DTypeLike], replace_dtypes: Mapping[Any, npt.DTypeLike]
     ) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes by field after ``dtypes`` and ``replace_dtypes``; see ``BatchSource``."""
+        """Return the dtypes by field, in which ``dtypes`` and ``replace_dtypes`` are applied; see ``BatchSource``."""
         for name in dtypes:
             if name not in self.readers:
                 raise MissingFieldError(f"dtypes: expected fields among {list(self.readers)}, found {name!r}")
@@ -322,8 +325,8 @@ class BatchPlan:
     def _normalized(self) -> dict[str, npt.DTypeLike]:
         """The dtypes of normalised fields: float32, unless ``dtypes`` names another dtype.
 
-        A given ``Normalizer`` may have more fields than are delivered. A field that is normalised by a kind, such as
-        "mean_std", must be delivered.
+        A ``Normalizer`` may also have fields that are not delivered. A field whose normalisation is given by a name,
+        such as "mean_std", must be delivered.
         """
         found: dict[str, npt.DTypeLike] = {}
         normalize: Mapping[str, Any] = {} if self.normalize is None else self.normalize
@@ -345,8 +348,9 @@ class BatchPlan:
         return found
 
     def _augment(self, read: DTypes) -> StreamAugment | None:
-        """Return the stage that augments. Images are augmented in their stored form (``read``), before
-        normalisation."""
+        """Return the stage that augments batches. Images are augmented in their stored form, given by ``read``, before
+        normalisation.
+        """
         if not self._is_augmented:
             return None
         offsets = frozenset[str]()
@@ -374,7 +378,9 @@ class BatchPlan:
         )
 
     def _fills_by_mask(self, read: DTypes) -> dict[str, tuple[str, float]]:
-        """The mask and the value of missing steps, for each normalised field that may have missing steps."""
+        """Return, for each normalised field that may have missing steps, the name of its mask and the value of missing
+        steps.
+        """
         fill = None if self._padded is None else self._padded.fill
         fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
         if self.windows is not None:
@@ -408,11 +414,11 @@ def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
 
 
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
-    """Return the number of windows to locate together. Locating fewer windows would take nearly as long, because about
-    a hundred array operations are needed for any number of windows.
+    """Return the number of windows that are located together. For fewer windows, the call would take nearly as long,
+    because about a hundred array operations are needed for any number of windows.
 
     A window needs 32 bytes, plus 24 bytes for each field (8 bytes if the field is a single number). If fields have
-    offsets, ``around`` runs of rows are read around the steps of each window, and each run needs 56 more bytes.
+    offsets, ``around`` runs of rows are read around the steps of each window, and each run needs 56 additional bytes.
     Example: with 6 fields, the result is 2,883,584 // (32 + 24 * 6) = 16,384 windows.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
@@ -423,7 +429,8 @@ def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
 def choose_readers(
     snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
 ) -> dict[str, FieldReader | MaskReader]:
-    """Return the readers of the chosen fields, and of ``mask`` if steps or windows may be missing (``masked``).
+    """Return the readers of the chosen fields; if ``masked`` (steps or windows may be missing), also the reader of
+    ``mask``.
 
     Raises:
         MissingFieldError: A named field does not exist, or a dataset of the store lacks the field and no fill value

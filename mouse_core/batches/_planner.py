@@ -1,8 +1,8 @@
 """Planning of several batches together: the windows of each batch, and the locations of their rows in storage.
 
-A ``Planner`` creates a ``Block`` for any batches, as a pure function of their indices. ``PlannedBlocks`` chooses the
-batches that are planned together, and caches some blocks. For requests of the batches 0, 1, 2, ... in order,
-``PlannedBlocks`` plans blocks of 1, 8 and then 64 batches.
+A ``Planner`` creates a ``Block`` for given batches; the block is a pure function of the indices of the batches.
+``PlannedBlocks`` chooses the batches that are planned together, and caches some blocks. For requests of the batches 0,
+1, 2, ... in order, ``PlannedBlocks`` plans blocks of 1, 8 and then 64 batches.
 """
 
 from __future__ import annotations
@@ -59,22 +59,23 @@ _ALONE = -1
 
 @dataclass(eq=False)
 class Block:
-    """A block: the batches ``first, first + step .. end - step`` of a source, planned together.
+    """A block: the batches ``first``, ``first + step``, ..., ``end - step`` of a source, which are planned together.
 
     Args:
         first, end, step: Indices of the batches.
-        kind: The index at which a series of consecutive requests began; negative for single batches, and for blocks of
-            rows around anchors. Only the latest blocks of the same kind are cached.
+        kind: The index of the batch with which a series of consecutive requests began; negative for single batches, and
+            for blocks of rows around anchors. Of the blocks with the same kind, only the latest blocks are cached.
         windows: The windows of all batches, batch by batch.
         sizes: Number of windows of each batch over all shards.
         planner: The planner that created the block.
-        byte_views: Views that copy the windows; None: no field can be copied, or ``together`` is 0.
+        byte_views: The views of stored bytes from which the windows are copied; None: no field can be copied, or
+            ``together`` is 0.
         together: Number of batches that are copied together if batches are requested in order; 0: the windows are not
             located yet.
-        anchors: Steps of the windows, if fields are delivered at offsets around these steps.
-        around: Blocks of the rows around the anchors, by the index of the group of offsets.
-        stretches: Stretches of rows that are read completely, if the block has stretches instead of batches.
-        refused: The error message of each batch that cannot be read, by the batch's index in the block.
+        anchors: The steps of the windows, if fields are delivered at offsets around these steps.
+        around: A dict from the index of a group of offsets to the block of the rows around the anchors.
+        stretches: The stretches of rows that are read completely, if the block has stretches instead of batches.
+        refused: A dict from the index (in the block) of each batch that cannot be read to an error message.
     """
 
     first: int
@@ -93,13 +94,13 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Approximate size of the block in bytes, without the batches."""
+        """The approximate size of the block in bytes, without the batches."""
         around = sum(block.nbytes for block in self.around.values())
         return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes) + around
 
     @memo
     def absent(self) -> Absent:
-        """Missing steps of the windows."""
+        """The missing steps of the windows."""
         from mouse_core.batches._mask import Absent
 
         return Absent.of(self.windows)
@@ -114,13 +115,13 @@ class Planner:
     """Plans blocks of batches for one shard; a block is a pure function of the indices of its batches.
 
     Args:
-        sampler: The sampler, which chooses the windows of a batch.
+        sampler: The sampler that chooses the windows of a batch.
         snapshot: The rows.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``.
-        epoch_start: The index of the first batch drawn from the snapshot.
-        windows: Approximate number of windows that are located together.
-        padded: The sampler, if its windows can have missing steps.
+        epoch_start: The index of the first batch that is drawn from the snapshot.
+        windows: The approximate number of windows that are located together.
+        padded: The sampler if its windows can have missing steps; else None.
         uneven: See ``BatchSource``.
         packed: Whether windows are packed, so that only present steps are located.
     """
@@ -137,12 +138,12 @@ class Planner:
 
     @memo
     def batches_per_epoch(self) -> int:
-        """Number of batches in an epoch."""
+        """The number of batches in an epoch."""
         return self.sampler.batches_per_epoch(self.snapshot)
 
     @memo
     def longest(self) -> int:
-        """Largest number of batches in a block."""
+        """The largest number of batches in a block."""
         windows = self.windows // self.snapshot.pieces_of(self.sampler.sequence_length)
         if self.snapshot.has_row_numbers:
             windows = min(windows, _MOST_NUMBERED_STEPS // self.sampler.sequence_length)
@@ -153,8 +154,8 @@ class Planner:
 
         Raises:
             ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows of the
-                last batch of the first epoch. If the numbers differed, the mean over an empty shard would be NaN, and
-                the means of shards would have unequal weights.
+                last batch of the first epoch. (With different numbers, the mean over a shard without windows would be
+                NaN, and the windows of different shards would have unequal weights in a mean over shards.)
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
@@ -168,15 +169,16 @@ class Planner:
                 check_even(self.shard, self.uneven, first + number * step, size)
 
     def own(self, size: int) -> tuple[int, int]:
-        """Return this shard's range of windows in a batch of ``size`` windows: the first window, and the end.
+        """Return this shard's range of windows in a batch of ``size`` windows: the first window, and the last window
+        plus 1.
 
         Example: of 8 windows, three shards have the windows 0..1, 2..4 and 5..7.
         """
         return size * self.shard[0] // self.shard[1], size * (self.shard[0] + 1) // self.shard[1]
 
     def delivered(self, size: int) -> tuple[int, int]:
-        """Return the range of windows that this shard delivers; with "pad", the last window may be the first window of
-        the next shard.
+        """Return the range of windows that this shard delivers. With ``uneven="pad"``, the last window may be the first
+        window of the next shard.
 
         Example: of 8 windows, three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first shard. The
         range never exceeds the batch, because the last shard has the largest number of windows and needs no padding
@@ -196,7 +198,9 @@ class Planner:
         return Block(0, 1, 1, 0, self.locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
-        """Return a block of ``batches`` batches, from ``first`` on at distances of ``step``, located together."""
+        """Return a block of the batches ``first``, ``first + step``, ``first + 2 * step``, ...: in total ``batches``
+        batches, which are located together.
+        """
         end = first + step * batches
         delivered, size = self._own_together(first, end - step + 1 - first)
         if delivered is not None:
@@ -220,10 +224,10 @@ class Planner:
         return Block(first, end, step, kind, self.locate(rows, bounds, lengths), sizes, self)
 
     def read(self, block: Block) -> Sequence[Block]:
-        """Return the blocks whose rows readahead reads for each batch of a block.
+        """Return the blocks whose rows are read in advance for the batches of a block.
 
-        If the sampler reads stretches of rows, the first returned block has the stretches that the batches open. If
-        stretches can be evicted from memory before all their windows are delivered, ``block`` is also returned.
+        If the sampler reads stretches of rows, the first returned block contains the stretches that the batches open.
+        If stretches can be evicted from memory before all their windows are delivered, ``block`` is also returned.
         """
         draw = getattr(self.sampler, "starts_to_read", None)
         if draw is None or block.kind < 0 or block.stretches is not None:
@@ -240,7 +244,8 @@ class Planner:
         return [block.around[_OPENED]] if stays else [block.around[_OPENED], block]
 
     def _stays(self) -> bool:
-        """Return whether stretches stay in memory or cache until all their windows are delivered; False if unknown.
+        """Return whether stretches stay in memory or in a cache until all windows of the stretches are delivered; False
+        if this is unknown.
 
         Evicted pages would be read again one by one. If memory is too small for the stretches, a ``StoreWarning`` is
         issued.
@@ -268,7 +273,7 @@ class Planner:
         return not short and not self.snapshot.backings  # another process may evict pages of a shared cache
 
     def locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
-        """See ``Snapshot.locate``; raises ConfigError if a window is not in the snapshot."""
+        """See ``Snapshot.locate``. Raise ConfigError if a window is not in the snapshot."""
         length = self.sampler.sequence_length
         if self.padded is not None and lengths is None:
             lengths = self.padded.lengths(starts, self.snapshot)
@@ -284,8 +289,8 @@ class Planner:
         return windows
 
     def _own_together(self, first: int, batches: int) -> tuple[Int64s | None, int]:
-        """Return this shard's windows, int64 ``[batches, n]``, and the size of a batch over all shards; None and 0 if
-        they cannot be drawn together.
+        """Return this shard's windows of several batches, int64 ``[batches, n]``, and the size of a batch over all
+        shards; None and 0 if the batches cannot be drawn together.
         """
         size = self.sampler.batch_size
         begin, end = self.delivered(size)
@@ -298,8 +303,9 @@ class Planner:
         return drawn if few else drawn[:, begin:end], size
 
     def _together(self, first: int, count: int, rows: slice) -> Int64s | None:
-        """Draw the windows ``rows`` of several batches together; None if the sampler cannot draw several batches
-        together."""
+        """Draw the windows at the positions ``rows`` of several batches together; return None if the sampler cannot
+        draw several batches together.
+        """
         draw = getattr(self.sampler, "starts_of_many", None)
         return None if draw is None else draw(self.seed, first, count, self.snapshot, self.epoch_start, rows)
 
@@ -314,14 +320,14 @@ class Planner:
 
 
 class PlannedBlocks:
-    """Caches the blocks of one source over one snapshot; consecutive blocks become longer.
+    """Plans and caches the blocks of one source over one snapshot; consecutive blocks become longer.
 
-    For requests of the batches 0, 1, 2, ... in order, it plans blocks of 1, 8 and 64 batches, which begin at the
+    If the batches 0, 1, 2, ... are requested in order, the first blocks have 1, 8 and 64 batches, and begin at the
     batches 0, 1 and 9.
 
     Args:
-        planner: Creates the blocks.
-        lock: Held while a block is planned.
+        planner: The planner that creates the blocks.
+        lock: The lock that is held while a block is planned.
     """
 
     def __init__(self, planner: Planner, lock: ProcessLock) -> None:
@@ -380,8 +386,8 @@ class PlannedBlocks:
         return self.planner.block(index, 1, 1, _ALONE)
 
     def _choose(self, index: int) -> tuple[int, int, int, int]:
-        """Choose the batches to plan together with ``index``; return the first index, the step, the number of batches
-        and the kind.
+        """Choose the batches that are planned together with batch ``index``. Return the index of the first batch, the
+        step, the number of batches, and the kind.
         """
         longest = self.planner.longest
         for block in self.kept:
@@ -406,11 +412,11 @@ class PlannedBlocks:
         return index, 1, 1, _ALONE
 
     def _limited(self, batches: int, step: int) -> int:
-        """Return ``batches``, but at most the largest number of batches in a block."""
+        """Return ``batches``, reduced to the largest number of batches in a block if necessary."""
         return max(1, min(batches, self.most, self.planner.longest, _MOST_SKIPPED * self.planner.longest // step))
 
     def _kept_with(self, block: Block) -> tuple[Block, ...]:
-        """Return the blocks to cache: a new block, and the earlier blocks that are kept."""
+        """Return the blocks that are cached: the new block, and the earlier blocks that stay in the cache."""
         kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
         for other in self.kept:
             kinds[other.kind], room = kinds[other.kind] + 1, room - other.nbytes

@@ -1,4 +1,4 @@
-"""Stages, which change a batch between the pipeline's gather and the delivery.
+"""Stages, which change a batch after the pipeline has gathered it and before it is delivered.
 
 ``Map``, a user's function, is one of the stages. The module is imported only if a source has stages.
 """
@@ -26,10 +26,11 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 
 class Stage(Protocol):
-    """A change of a batch: a pure function of the batch and of the key of (seed, index), for one source.
+    """A change of the batches of one source: a pure function of a batch and of a key, which depends on the seed and the
+    batch's index.
 
-    The ``spec`` of a stage describes the input of the next stage. If a stage creates several views of a batch, later
-    stages get all views.
+    The ``spec`` of a stage describes its output, which is the input of the next stage. If a stage creates several views
+    of a batch, later stages receive all views.
     """
 
     @property
@@ -38,14 +39,14 @@ class Stage(Protocol):
 
     @property
     def identity(self) -> list[Any]:
-        """Return the values that determine the stage, for the fingerprint: lists, texts and numbers."""
+        """Return the values that determine the stage, as lists, texts and numbers, for the fingerprint."""
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """Return the dtypes that the stage's input must have, given the ``dtypes`` that batches have without this
         stage.
 
-        A source calls this method twice: with the delivered dtypes, and with the stored dtypes. A device converts
-        stored dtypes to delivered dtypes later.
+        A source calls this method twice: with the delivered dtypes, and with the stored dtypes, for batches that are
+        converted to the delivered dtypes later on a device.
         """
 
     def __call__(
@@ -55,7 +56,7 @@ class Stage(Protocol):
 
         Args:
             arrived: The views of a batch; a single view unless an earlier stage created several views. The stage may
-                modify them.
+                modify the views.
             plan: The plan of the batch; its key determines the random numbers.
             stored: Whether fields have the stored dtypes of ``spec`` instead of the delivered dtypes.
             apart: Whether each view that this stage creates needs its own arrays; False if all views are copied later.
@@ -76,20 +77,21 @@ class Map:
     every process and framework, with any number of workers, and after a resume.
 
     The function receives the fields that a batch has without ``map``, after normalisation and augmentation. The fields
-    are NumPy arrays with the dtypes that NumPy users get, and the function may modify the arrays. With several views,
-    the function is called once for each view.
+    are NumPy arrays, with the dtypes that a source for NumPy delivers, and the function may modify the arrays. With
+    several views, the function is called once for each view.
 
     Args:
-        fn: A function ``fn(fields, generator)`` or, with ``per="rows"``, ``fn(fields)`` that returns the fields of
-            ``spec`` in new arrays.
+        fn: A function that is called as ``fn(fields, generator)`` or, with ``per="rows"``, as ``fn(fields)``, and that
+            returns the fields of ``spec`` in new arrays.
         version: Identifies the function in the fingerprint, as in "returns/2"; change it when the function changes.
-        spec: The fields that the function returns, by name, as ``(dtype, shape)`` with the shape of one step, or as a
-            ``FieldSpec``. The returned fields are added to the batch or replace fields of the same name; all other
-            fields are unchanged.
-        per: The unit of a call. "batch": a complete batch, ``[B, S, ...]`` (or ``[B, ...]``; see ``Spec.batch_dims``);
-            not possible with shards. "window": one window ``[S, ...]`` (or one row ``[...]``), with its own generator,
-            so that all shards together have the same result as a single process. "rows": this shard's rows of a batch,
-            for a function that treats each row independently and draws no random numbers.
+        spec: A dict from the name of each field that the function returns to ``(dtype, shape)``, where ``shape`` is the
+            shape of one step, or to a ``FieldSpec``. The returned fields are added to the batch or replace fields of
+            the same name; all other fields are unchanged.
+        per: The unit of a call. "batch": the function receives a complete batch, ``[B, S, ...]`` (or ``[B, ...]``; see
+            ``Spec.batch_dims``); not possible with shards. "window": the function receives one window ``[S, ...]`` (or
+            one row ``[...]``) and a generator for this window, so that all shards together have the same result as a
+            single process. "rows": the function receives this shard's rows of a batch; it must treat each row
+            independently and draw no random numbers.
         drop: Fields that are removed after the call.
 
     The generator is a ``numpy.random.Generator`` that depends on the seed, the index of the batch, and, with "window",
@@ -182,7 +184,9 @@ def check_map(chosen: Any, shard: tuple[int, int]) -> None:
 
 
 def _pickled_by_value() -> bool:
-    """Return whether cloudpickle, or Ray's copy of it, is pickling, since it pickles any function by value."""
+    """Return whether cloudpickle, or Ray's copy of cloudpickle, is pickling the map; cloudpickle can pickle any
+    function by value.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         if "cloudpickle" in frame.f_globals.get("__name__", ""):
@@ -192,14 +196,13 @@ def _pickled_by_value() -> bool:
 
 
 class StreamMap:
-    """The stage that applies a ``Map`` to the batches of one source; ``spec`` has the fields of a batch after this
-    stage.
+    """The stage that applies a ``Map`` to the batches of one source; ``spec`` describes a batch after this stage.
 
     Args:
         chosen: The user's function and its options.
         arriving: The fields of a batch before the function.
         replaced: ``replace_dtypes`` of the source. After a ``Map``, delivered dtypes equal stored dtypes.
-        batch_dims: Number of axes before the axes of a field.
+        batch_dims: The number of batch axes, which precede the axes of a field.
 
     Raises:
         MissingFieldError: ``drop`` names a field that batches lack.
@@ -228,7 +231,7 @@ class StreamMap:
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return the dtypes of ``arriving``; they do not depend on whether a device converts dtypes later."""
+        """Return the dtypes of ``arriving``, whether or not a device converts dtypes later."""
         return {name: self.arriving[name].dtype for name in dtypes}
 
     def __call__(
@@ -272,7 +275,7 @@ class StreamMap:
             raise
 
     def _checked(self, found: Any, axes: tuple[int, ...], index: int) -> Batch:
-        """Check the function's result against the spec, and return it."""
+        """Check that the function's result matches the spec, and return the result."""
         fields = self.map.fields
         if not isinstance(found, Mapping) or found.keys() != fields.keys():
             has = list(found) if isinstance(found, Mapping) else type(found).__name__

@@ -1,4 +1,4 @@
-"""BatchSource, whose batches are a pure function of (seed, index, snapshot)."""
+"""BatchSource, which computes each batch by a pure function of (seed, index, snapshot)."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 
 class BatchSource:
-    """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` is the same in every process and for any order of
-    calls.
+    """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` returns the same batch in every process and for any
+    order of calls.
 
     A source works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Both read only the indices ``0 <= i < len(source)``, the first epoch, in every pass; with a DataLoader, the
-    second pass causes a warning. For later epochs, use ``mouse_torch.DataLoader``, ``mouse_jax.to_grain`` or your own
-    indices. A pickled source of datasets on disk contains paths, not data.
+    grain. Both read only the indices ``0 <= i < len(source)``, so they deliver the first epoch in every pass; with a
+    DataLoader, the second pass causes a warning. For later epochs, use ``mouse_torch.DataLoader``,
+    ``mouse_jax.to_grain`` or your own indices. A pickled source of datasets on disk contains paths, not data.
 
     Args:
         store: A store, from which the source takes a snapshot, or a snapshot.
-        sequence_length: Number of steps in a window, S. None means 64, or with ``windows``, batches ``[B, ...]``
-            without an axis of steps.
+        sequence_length: Number of steps in a window, S. None means 64; with ``windows``, None means batches ``[B,
+            ...]`` without an axis of steps.
         batch_size: Number of windows in a batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a
             ``WindowSampler``.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: this source delivers the rows ``[rank * B / count, (rank + 1) * B / count)`` of each
-            batch, including short batches. "auto": the rank of this process according to
-            ``mouse_core.ranks.find_ranks``. A ``Ranks``: its rank.
-        dtypes: Delivered dtypes by field; other fields have the dtypes of the spec.
-        replace_dtypes: Dtypes that a framework does not have, with their replacements, applied after ``dtypes``; a
-            value that does not fit raises DataError.
+            batch, including short batches. "auto": the shard of this process according to
+            ``mouse_core.ranks.find_ranks``. A ``Ranks`` object: the shard of its rank.
+        dtypes: A dict from field to delivered dtype; all other fields have the dtypes of the store's spec.
+        replace_dtypes: A dict from each dtype that a framework lacks to the dtype that replaces it, applied after
+            ``dtypes``; a value that the new dtype cannot represent raises DataError.
         required_fields: Fields that must exist; a missing field raises MissingFieldError.
         fields: Names of the fields to deliver; by default all fields.
         drop_last: With the sampling "sequential": whether the last windows of an epoch are dropped if they do not fill
             a batch; otherwise, the last batch of the epoch is short.
         epoch_start: The index at which the first epoch over this snapshot begins.
-        augment: The augmentation of batches; its random numbers depend only on seed and index.
+        augment: The augmentation of batches; its random numbers depend only on the seed and the index of the batch.
         views: Number of views of each batch. If ``views`` is above 1, a batch is a tuple of views in separate arrays:
             permutations, crops, scales and shifts are equal in all views, and only masks differ.
         boundary: "stream": windows cross the ends of episodes. "episode": each window lies in one episode, and batches
@@ -79,38 +79,39 @@ class BatchSource:
             gets the first window of the next shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False
             in the additional window; pass the mask to ``global_mean`` of the framework's package. ``uneven`` is not
             part of the fingerprint.
-        windows: By field, the rows around an anchor to deliver: offsets in rows, or ``Seconds``. Every step of a window
-            is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K, ...]``. A second field
-            ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond the ends of the
-            anchor's episode are missing. Offset 0 is the anchor's row; for action, reward and done (see
-            ``Field.transition``) it is the transition that leaves the anchor's observation, in either alignment. ``{}``
-            delivers single rows, ``[B, ...]``.
-        normalize: The normalisation by field: "mean_std", "min_max" or "quantiles", with statistics of the snapshot's
-            rows; or a ``Normalizer``, whose statistics do not change with the snapshot. Normalised fields are float32
-            unless ``dtypes`` has another dtype, with the same bits in every framework. See
+        windows: A dict from field to the rows that are delivered around each anchor: offsets in rows, or ``Seconds``.
+            Every step of a window is an anchor. A field with K offsets has the shape ``[B, S, K, ...]``, or ``[B, K,
+            ...]``. A second field ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond
+            the ends of the anchor's episode are missing. Offset 0 is the anchor's row; for action, reward and done (see
+            ``Field.transition``), offset 0 is the transition that leaves the anchor's observation, in either alignment.
+            ``{}`` delivers single rows, ``[B, ...]``.
+        normalize: A dict from field to "mean_std", "min_max" or "quantiles", for which statistics of the snapshot's
+            rows are computed; or a ``Normalizer``, whose statistics do not change with the snapshot. Normalised fields
+            are float32 unless ``dtypes`` has another dtype; their values are bit-identical in every framework. See
             ``statistics.Normalizer.of``.
-        map: A ``mouse_core.Map``: a user's function that is applied last, and the fields that it returns.
+        map: A ``mouse_core.Map``, which contains a user's function and the fields that this function returns. The
+            function is applied after all other changes except packing.
         lengths: The possible lengths of windows, such as ``range(1, 65)``, with the sampling "random" or "blocks". Each
             window is cropped to a random length at a random position; all lengths are equally likely. A window is
             shorter if its episode ends earlier. ``mask`` marks the present steps.
         packed: Whether to concatenate windows without missing steps: fields are ``[T, ...]``, and ``cu_seqlens``,
-            ``position`` and ``sequence_id`` locate each row's window. If ``packed`` is a number, each batch has this
-            number of rows, is padded with 0, and has a ``mask``. Packing is the last change of a batch.
+            ``position`` and ``sequence_id`` locate each row's window. If ``packed`` is a number, each batch is padded
+            with zeros to this number of rows and has a ``mask``. Packing is the last change of a batch.
         layout: The names, dtypes and shapes of delivered fields. "stored": each column under its own name, in its dtype
             and shape, such as ``uint8 [B, S, H, W, C]``. "mouse": the fields of MOUSE's documents, such as int64
             ``obs_image``. None: "mouse" if the first rows were added by ``from_dataset`` or ``append`` without other
             metadata; "stored" for rows from ``add_episode``, recorders and readers of formats.
         transitions: Whether batches consist of transitions, for either alignment of the store: the observation, the
             ``action``, its ``reward``, whether it ``terminated`` or ``truncated`` the episode, and the next
-            observation. Each field whose name begins with "obs" has a second field ``next_<name>``. Without a
-            ``sequence_length`` a batch is ``[B, ...]``; with a ``sequence_length`` it has windows ``[B, S, ...]`` of
-            consecutive transitions of one episode. ``mask``, bool, marks present transitions: in ``[B, ...]`` all
-            transitions, and in windows the transitions before the end of the episode. The ``dtypes`` and ``normalize``
-            of a field also apply to the field ``next_<name>``.
+            observation. Each field whose name begins with "obs" has a second field ``next_<name>``. If
+            ``sequence_length`` is None, a batch is ``[B, ...]``; otherwise, a batch has windows ``[B, S, ...]`` of
+            consecutive transitions of one episode. ``mask``, bool, is True for present transitions: all transitions in
+            batches ``[B, ...]``, and the transitions before the end of the episode in windows. The options ``dtypes``
+            and ``normalize`` of a field are also used for its field ``next_<name>``.
 
     Raises:
-        ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or shards do not
-            divide a batch.
+        ConfigError: An argument is out of range, the store has too few rows, the sampling is unknown, or a batch cannot
+            be divided evenly among the shards.
         MissingFieldError: A named field does not exist (the error is also a KeyError).
     """
 
@@ -287,7 +288,9 @@ class BatchSource:
 
     @property
     def identity(self) -> list[Any]:
-        """The content of the fingerprint: identities of the data, the sampler, the fields, and each stage."""
+        """The values from which the fingerprint is computed: the identities of the data, the sampler, the fields, and
+        each stage.
+        """
         return self.batch_plan.identity
 
     def __len__(self) -> int:
@@ -308,7 +311,7 @@ class BatchSource:
     def __getitem__(self, index: int) -> Batch:
         """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. Epochs continue without end.
 
-        Without an axis of steps, the batch is ``{field: [b, ...]}``, and packed ``{field: [T, ...]}``; see
+        A batch without an axis of steps is ``{field: [b, ...]}``, and a packed batch is ``{field: [T, ...]}``; see
         ``spec.batch_dims``. With ``views`` above 1, the result is a tuple of batches.
 
         Raises:
@@ -321,7 +324,9 @@ class BatchSource:
         return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
-        """Return several batches, and warn: only a DataLoader without ``batch_size=None`` calls this method."""
+        """Return several batches, and warn, because only a DataLoader that was created without ``batch_size=None``
+        calls this method.
+        """
         warnings.warn(
             f"a DataLoader requests a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; "
             "a source returns whole batches: write DataLoader(source, batch_size=None), or take a "
@@ -332,18 +337,18 @@ class BatchSource:
         return [self[index] for index in indices]
 
     def plan(self, index: int) -> Plan:
-        """Return the windows of batch ``index``, cut to this shard."""
+        """Return the plan of batch ``index`` with the windows of this shard."""
         return self._pipeline.plan(index)
 
     def gather(self, plan: Plan, out: Any = None, *, stored: bool = False) -> Batch:
-        """Return the batch of a plan after all stages; with several views, a tuple.
+        """Return the batch of a plan after all stages; with several views, a tuple of batches.
 
         Args:
             plan: A plan of this source.
-            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of such mappings, one for each
-                view; by default new arrays.
-            stored: Whether to return fields in the stored dtypes (``spec[name].stored_dtype``), which are cheapest to
-                transfer; the caller converts to ``spec[name].dtype`` later.
+            out: A dict from field to a C-contiguous array ``[b, S, ...]`` to which the field is written, or a sequence
+                of such dicts, one for each view; by default new arrays.
+            stored: Whether to return fields in the stored dtypes (``spec[name].stored_dtype``), which have the fewest
+                bytes to transfer; the caller later converts fields to ``spec[name].dtype``.
 
         Raises:
             DataError: A value is outside the bounds of its field; the message names field and row.
@@ -373,11 +378,11 @@ class BatchSource:
         return packed
 
     def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
-        """Return the layout of one contiguous buffer for the fields of a batch, given the number of windows or the
-        plan.
+        """Return the layout of one contiguous buffer for all fields of a batch. ``batch_size`` is the number of
+        windows, or a plan.
 
-        See ``gather`` for ``stored``. With packed windows, the number of rows depends on the plan, so a number of
-        windows instead of a plan raises ConfigError.
+        See ``gather`` for ``stored``. With packed windows, the number of rows depends on the plan, so passing a number
+        of windows raises ConfigError.
         """
         spec, packing = self.spec, self.batch_plan.packing
         if packing is None:
@@ -395,7 +400,9 @@ class BatchSource:
         return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in spec.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
-        """Return the same source over another snapshot, whose first epoch begins at ``epoch_start``."""
+        """Return a source with the same options over another snapshot; the first epoch over this snapshot begins at
+        batch ``epoch_start``.
+        """
         seed = self.seed if seed is None else check_seed(seed)
         epoch_start = check_count("epoch_start", epoch_start, lowest=0)
         plan = self.batch_plan
@@ -437,7 +444,7 @@ def _warn_of_second_pass(source: object) -> None:
     """Warn if a sampler of torch's DataLoader begins a second pass over the indices of the first epoch.
 
     Such a sampler calls ``len(source)`` once in each pass; the call stack shows that the caller is a sampler. The
-    number of passes is stored in the sampler, because the passes of other loaders over the same source are counted
+    number of passes is stored in the sampler, so that the passes of different loaders over the same source are counted
     separately.
     """
     frame, level = sys._getframe(1), 1

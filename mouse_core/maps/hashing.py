@@ -1,4 +1,4 @@
-"""Hashes of rows, and conversion of bits to numbers: pure functions of arrays."""
+"""Hashes of rows, and conversion of bits to integers: pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KeyRows:
 
     Args:
         schema: The schema of the rows.
-        leaves: The given values, in the order of the fields; ragged values are an array of objects.
+        leaves: The values as the caller passed them, in the order of the fields; ragged values are an array of objects.
         arrays: The values as ``RowSchema.check`` returns them.
         n: Number of rows.
     """
@@ -54,12 +54,13 @@ class KeyRows:
 
     @classmethod
     def of(cls, tree: Any, schema: RowSchema | None = None, *, n: int | None = None) -> KeyRows:
-        """Check rows of a caller, and return them as ``KeyRows``.
+        """Check rows that a caller passed, and return them as ``KeyRows``.
 
         Args:
             tree: A tree of arrays ``[n, ...]``, or a list of single rows.
             schema: The schema that the rows must match; None: the schema is inferred from the rows.
-            n: If ``tree`` contains single numbers, they are repeated for ``n`` rows; None: no repetition.
+            n: The number of rows for which single numbers in ``tree`` are repeated; None: single numbers are not
+                repeated.
 
         Raises:
             SchemaError: A leaf is not an array, or does not match the schema.
@@ -83,17 +84,19 @@ class KeyRows:
         return cls(schema, leaves, arrays, found)
 
     def take(self, rows: npt.NDArray[np.int64] | None) -> Any:
-        """Return the given rows, by default all, as a tree that a storage accepts."""
+        """Return the rows at the positions ``rows``, by default all rows, as a tree that a storage accepts."""
         chosen = self.leaves if rows is None else _chosen(self.leaves, rows)
         return unflatten(self.schema.structure, dict(zip(self.schema.fields, chosen, strict=True)))
 
     def only(self, rows: npt.NDArray[np.int64]) -> KeyRows:
-        """Return the given rows as ``KeyRows``."""
+        """Return the rows at the positions ``rows`` as ``KeyRows``."""
         leaves, arrays = _chosen(self.leaves, rows), _chosen(self.arrays, rows)
         return KeyRows(self.schema, leaves, arrays, rows.size)
 
     def as_words(self, part: slice | npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.uint32]:
-        """Return the given rows as 32-bit words, ``[rows, words]``: all fields of a row, each padded with zeros."""
+        """Return the rows ``part`` as 32-bit words, ``[rows, words]``: all fields of a row one after another, each
+        field padded with zeros.
+        """
         kinds = self.schema.fields.values()
         arrays = [array[part] for array in self.arrays] if isinstance(part, slice) else _chosen(self.arrays, part)
         fields = list(zip(kinds, arrays, strict=True))
@@ -141,7 +144,7 @@ class KeyRows:
 
 
 def _chosen(arrays: list[Any], rows: npt.NDArray[np.int64]) -> list[Any]:
-    """Return the given rows of each array or list."""
+    """Return the rows at the positions ``rows`` of each array or list."""
     return [[array[row] for row in rows.tolist()] if isinstance(array, list) else array[rows] for array in arrays]
 
 
@@ -189,7 +192,7 @@ def _words_of(kind: FieldType) -> int:
 
 
 def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.uint32]:
-    """Return the hashes of ragged values as 32-bit words, ``[n, 4]``."""
+    """Return the hash of each ragged value as 32-bit words, ``[n, 4]``."""
     import xxhash  # which comes with datasets
 
     return np.frombuffer(b"".join([xxhash.xxh3_128_digest(value.data, seed) for value in values]), "<u4").reshape(
@@ -198,7 +201,7 @@ def _hashed(values: list[npt.NDArray[np.uint8]], seed: int) -> npt.NDArray[np.ui
 
 
 def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
-    """Return a tree with only the given fields; their nesting is unchanged."""
+    """Return a tree with only the given fields, in the same nesting."""
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping | tuple):
         rows = stack(rows)
     if fields is None:
@@ -207,7 +210,7 @@ def pick(rows: Any, fields: tuple[FieldKey, ...] | None) -> Any:
 
 
 def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
-    """Return a tree of values in which absent rows get a default value."""
+    """Return a tree of values in which the absent rows have the value ``default``."""
     leaves = flatten(found)
     given = flatten(default) if isinstance(default, Mapping | tuple) else dict.fromkeys(leaves, default)
     if given.keys() != leaves.keys():
@@ -226,7 +229,7 @@ def filled(found: Any, absent: npt.NDArray[np.bool_], default: Any) -> Any:
 
 
 def fields_of(option: str, names: Iterable[FieldKey] | None) -> tuple[FieldKey, ...] | None:
-    """Check names of fields, and return them; None stands for all fields.
+    """Check names of fields, and return the names; None means all fields.
 
     Raises:
         ConfigError: The argument is not a list of names, or the list is empty.
@@ -247,17 +250,17 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio; odd, so that multi
 
 
 def row_hash(rows: Any, *, seed: int = 0) -> npt.NDArray[np.uint64]:
-    """Return the hash of each row, 128 bits over its exact bytes.
+    """Return the hash of each row, 128 bits that are computed from the exact bytes of the row.
 
     Rows are equal if all their bytes are equal: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. Rows
-    up to 1 KiB are hashed by two multilinear functions of their 32-bit words; the coefficients of these functions come
-    from the seed. Two different rows that were chosen without knowledge of the seed have equal hashes with a
+    of up to 1 KiB are hashed by two multilinear functions of their 32-bit words; the seed determines the coefficients
+    of these functions. Two different rows that were chosen without knowledge of the seed have equal hashes with a
     probability below 2**-64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Longer rows, text
     and bytes are hashed by XXH3.
 
     Args:
         rows: A tree of arrays ``[n, ...]`` of any dtype, lists of text or bytes, or ragged arrays.
-        seed: Selects the hash function, in ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``, which selects the hash function.
 
     Returns:
         uint64 ``[n, 2]``; the hashes are equal on every machine.
@@ -320,7 +323,8 @@ def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uin
 def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
     """Return an integer for each value: distinct values get 0, 1, 2, ... in the order of their first occurrence.
 
-    To keep the integers over several calls, use ``map.extend(rows)`` of a ``RowMap`` without values.
+    If equal values must have the same integer in several calls, use the method ``extend(rows)`` of a ``RowMap`` without
+    values.
 
     Args:
         hashes: ``[n]`` or ``[n, k]``, of any dtype.
@@ -349,10 +353,10 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
     """Convert rows of bits to integers; the first bit is the most significant bit.
 
     Args:
-        bits: ``[..., k]``: values greater than 0 are 1. With the signs of a random projection, ``projection > 0``,
-            similar rows get equal codes (SimHash).
-        width: The number of bits of a number, at most 63. If a row has several numbers, their sum is returned. None:
-            all bits of a row are one number.
+        bits: An array ``[..., k]``; values greater than 0 count as 1. If the bits are the signs of a random projection,
+            ``projection > 0``, similar rows get equal codes (SimHash).
+        width: The number of bits of an integer, at most 63. If the bits of a row form several integers, their sum is
+            returned. None: all bits of a row form one integer.
 
     Returns:
         int64 ``[...]``.
@@ -384,17 +388,18 @@ def binary_to_decimal(bits: Any, *, width: int | None = None) -> npt.NDArray[np.
 def random_projection(values: Any, width: int, *, seed: int = 0) -> npt.NDArray[np.float32]:
     """Project rows onto ``width`` random directions.
 
-    Distances are approximately preserved (Johnson and Lindenstrauss), so similar rows share a key of rounded values or
-    of signs, as in ``binary_to_decimal(random_projection(x, 32) > 0)``. Visit counts for images use such keys (Tang et
-    al., "#Exploration", 2017). A ``RowMap`` needs no projection, because it distinguishes rows of any width exactly.
+    Distances between rows are approximately preserved (Johnson and Lindenstrauss). Therefore similar rows get the same
+    key if the key consists of the rounded values or of the signs of the projection, as in
+    ``binary_to_decimal(random_projection(x, 32) > 0)``. Visit counts for images use such keys (Tang et al.,
+    "#Exploration", 2017). A ``RowMap`` needs no projection, because it distinguishes rows of any width exactly.
 
     Args:
         values: ``[n, ...]``.
         width: The number of values of a projected row.
-        seed: Selects the directions, in ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``, which selects the directions.
 
     Returns:
-        float32 ``[n, width]``, scaled so that the norm of a row is preserved on average.
+        The projected rows, float32 ``[n, width]``, scaled so that the norm of a row is preserved on average.
 
     Raises:
         ConfigError: An argument is out of range.

@@ -1,4 +1,4 @@
-"""``RowMap``: a map from rows to values, with operations on many rows."""
+"""``RowMap``: a map from rows to values; its operations take many rows at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIRST_CAPACITY = 64
 
 
 class GrowingRows:
-    """The keys or the values of a map, by index: rows in memory that grows as needed.
+    """The keys or the values of a map, stored by index: rows in memory that is enlarged when needed.
 
     Args:
         capacity: The number of rows for which the first write allocates memory; None: memory for a few rows.
@@ -62,7 +62,7 @@ class GrowingRows:
 
     @property
     def schema(self) -> RowSchema | None:
-        """The schema of rows; None before the first row."""
+        """The schema of the rows; None before the first row is written."""
         if self._schema is None and self.written:
             first = self.storage.get(np.zeros(1, np.int64))
             ragged = [
@@ -102,11 +102,11 @@ _MOST = (1 << 31) - 2
 
 
 class RowTable:
-    """A hash table from hashes of rows to the indices (numbers) of the rows.
+    """A hash table that maps hashes of rows to the indices of the rows.
 
-    An entry has 64 bits: 31 bits of the hash, one bit that is 1, and the index of a row plus 1. An empty entry is 0.
-    Another 32 bits of the hash determine the first slot to probe. These 32 bits are stored in a second array, so that
-    the table can be enlarged without reading rows. At most half of the entries are used.
+    An entry has 64 bits: 31 bits of the hash, one bit that is 1, and 32 bits with the index of a row plus 1. An empty
+    entry is 0. Another 32 bits of the hash determine the first slot to probe. They are stored in a second array, so
+    that the table can be enlarged without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class RowTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """The size of the table in bytes."""
         return self._entries.nbytes + self._places.nbytes
 
     def find(self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]]) -> Integers:
@@ -141,12 +141,14 @@ class RowTable:
 
         Args:
             hashes: The hashes of the rows, ``[n]``.
-            same: See ``find``; the index ``following + p`` also stands for the row at position ``p``.
+            same: See ``find``; here, stored indices also include ``following + p``, which means the row at position
+                ``p``.
             following: The index of the next new row.
-            later: How many further rows are expected.
+            later: The number of rows that are expected in later calls.
 
         Returns:
-            The indices, ``[n]``; and the positions of the first occurrences of new rows, ascending.
+            Two arrays: the indices, ``[n]``; and the positions of the first occurrences of new rows, in ascending
+            order.
         """
         self._make_room(len(hashes), following, later)
         numbers, at = self._settle(hashes, same, following)
@@ -174,7 +176,9 @@ class RowTable:
     def _settle(
         self, hashes: Hashes, same: Callable[[Integers, Integers], npt.NDArray[np.bool_]], following: int | None
     ) -> tuple[Integers, Integers]:
-        """Return the index of each row, and for each new row the position of its entry; for other rows -1."""
+        """Return two arrays: the index of each row; and the position of the entry of each new row, -1 for rows that are
+        not new.
+        """
         marks, position = _marks(hashes), self._first(hashes)
         todo = np.arange(len(hashes))
         numbers, new = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
@@ -195,15 +199,15 @@ class RowTable:
     def _probe(
         self, marks: npt.NDArray[np.uint64], position: Integers, places: Integers, following: int | None
     ) -> tuple[Integers, Integers, Integers]:
-        """Probe from the given positions to the first entry with the same hash bits, or to an empty entry.
+        """Probe from the given positions on, up to the first entry that has the same hash bits or is empty.
 
         All rows are probed in parallel, round by round. Rows that reach an empty entry write their own entry. If
         several rows reach the same entry, the first row is written last, so its entry stays; the other rows find this
         entry in the next round.
 
         Returns:
-            For each row, the index in the entry, or -1 for an empty entry; the position of the entry; and whether the
-            row has just written the entry.
+            Three arrays with an element for each row: the index in the entry, or -1 for an empty entry; the position of
+            the entry; and whether the row has just written the entry.
         """
         claimed = []
         entries = self._entries.take(position)
@@ -249,7 +253,7 @@ class RowTable:
         return len(self._entries) - 1
 
     def _make_room(self, coming: int, following: int, later: int) -> None:
-        """Make room for ``coming`` more rows."""
+        """Enlarge the table, if necessary, for ``coming`` more rows."""
         if following + coming > _MOST:
             raise DataError(f"map: expected at most {_MOST} rows, found {following + coming}")
         if 2 * (self._used + coming) <= len(self._entries):
@@ -272,7 +276,7 @@ class RowTable:
 
 
 def _marks(hashes: Hashes) -> npt.NDArray[np.uint64]:
-    """Return the bits of hashes that entries contain. The results are never 0, because 0 marks an empty entry."""
+    """Return those bits of hashes that entries contain. A result is never 0, because 0 marks an empty entry."""
     marks: npt.NDArray[np.uint64] = (hashes << _HALF) | _ONE_MARK
     return marks
 
@@ -283,7 +287,7 @@ _STEP_WORDS = 1 << 20
 
 
 class RowIndex:
-    """An index of distinct rows, numbered in the order of their first writes.
+    """An index of distinct rows. Rows get the indices 0, 1, 2, ... in the order of their first writes.
 
     Args:
         keys: The keys.
@@ -302,7 +306,7 @@ class RowIndex:
         self._indexed = 0  # number of rows that are in the table
 
     def catch_up(self) -> None:
-        """Add the rows that are missing in the table, after a state was loaded or a write failed.
+        """Add the rows that are missing in the table to the table; called after a state was loaded or a write failed.
 
         Raises:
             StateError: Rows occur twice, or have no values.
@@ -357,7 +361,7 @@ class RowIndex:
         return numbers
 
     def _check_room(self, rows: KeyRows) -> None:
-        """Raise DataError if the map has no room for the rows, before any change."""
+        """Raise DataError if the new rows would exceed the capacity; nothing was changed before."""
         capacity, here = self._capacity, self.keys.written
         if capacity is None or here + rows.n <= capacity:
             return
@@ -378,8 +382,8 @@ class RowIndex:
         )
 
     def _added(self, rows: KeyRows, first: int) -> tuple[Integers, Integers]:
-        """Return the index of each row, where new rows get the indices from ``first`` on, and the position of the first
-        occurrence of each new row.
+        """Return the index of each row, and the position of the first occurrence of each new row. New rows get the
+        indices from ``first`` on.
         """
         numbers, news = np.empty(rows.n, np.int64), np.empty(rows.n, np.int64)
         following = first
@@ -407,7 +411,7 @@ class RowIndex:
         return numbers, news[: following - first]
 
     def _put_values(self, numbers: Integers, values: KeyRows, first: int, new: int) -> None:
-        """Write the values of rows by their indices; the last ``new`` indices belong to new rows."""
+        """Write the values of the rows with the indices ``numbers``; the last ``new`` indices belong to new rows."""
         if new == values.n and (numbers == np.arange(first, first + new)).all():
             self.values.write(values.take(None), values.schema, new, first)
             return
@@ -433,7 +437,9 @@ class RowIndex:
         return numbers
 
     def _is_stored(self, rows: KeyRows, places: Integers, numbers: Integers) -> Any:
-        """Return whether the rows at the given positions equal the stored rows with the given indices."""
+        """Return whether each row at the positions ``places`` equals the stored row with the corresponding index in
+        ``numbers``.
+        """
         if not places.size:
             return np.zeros(0, np.bool_)
         return ~rows.differ(places, KeyRows.of(self.keys.storage.get(numbers), rows.schema), None)
@@ -443,12 +449,12 @@ class RowIndex:
 
 
 def _places(new: Integers, n: int) -> Integers | None:
-    """Return the positions of new rows; None if all ``n`` rows are new, because the positions are then 0, 1, 2, ..."""
+    """Return the positions of new rows. Return None if all ``n`` rows are new: their positions are 0, 1, 2, ..."""
     return None if new.size == n and (new == np.arange(n)).all() else new
 
 
 def _step(words: int) -> int:
-    """Return the number of rows to look up at a time, for rows of ``words`` words."""
+    """Return the number of rows that are looked up at a time, for rows of ``words`` words."""
     return max(1, min(_STEP, _STEP_WORDS // words))
 
 
@@ -463,22 +469,23 @@ _FORMAT = 1
 
 
 class RowMap:
-    """A map whose keys and values are rows: fields of any dtype. Keys are compared exactly.
+    """A map whose keys and values are rows, with fields of any dtype. Keys are compared exactly.
 
     Rows are trees of arrays ``[n, ...]`` with the fields of the first write; one call writes or looks up ``n`` keys.
     Rows are found by the first word of ``row_hash`` and then compared byte by byte, so different rows are never merged.
-    -0.0 and 0.0 are two keys; NaNs with the same bits are one key.
+    -0.0 and 0.0 are different keys; NaNs with the same bits are the same key.
 
     If a row occurs twice in one write, its last values count. A map without values is a set of rows.
 
-    Each row has an index, int64, in the order of first writes; this index can address rows of further arrays.
+    Each row has an index, int64: 0, 1, 2, ... in the order of first writes. The index can be used to address the
+    elements of other arrays.
 
     Args:
         keys: The fields of rows that form the key; None: all fields.
-        values: The fields of values to keep; None: all fields.
-        capacity: The largest number of rows, for which the first write allocates memory; None: no limit. A write
-            without room for its new rows raises DataError.
-        seed: The seed of the hash, in ``[0, 2**64)``; results do not depend on it.
+        values: The fields of values that are stored; None: all fields.
+        capacity: The largest number of rows, for which the first write allocates memory; None: no limit. A write whose
+            new rows would exceed the capacity raises DataError.
+        seed: The seed of the hash function, in ``[0, 2**64)``; results do not depend on the seed.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -518,13 +525,13 @@ class RowMap:
         return f"{type(self).__name__}({len(self)}{room} rows)"
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         with self._held():
             return self._rows.keys.written
 
     @property
     def capacity(self) -> int | None:
-        """The largest number of rows; None for no limit."""
+        """The largest number of rows; None means no limit."""
         return self._capacity
 
     @property
@@ -547,11 +554,11 @@ class RowMap:
         return self._deliver(found)
 
     def contains(self, rows: Any) -> Any:
-        """Return whether the map contains each row, bool ``[n]``; raises the errors of ``index``."""
+        """Return whether the map contains each row, bool ``[n]``; raise the errors of ``index``."""
         return self.index(rows) >= 0
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return the values of rows: a tree of arrays ``[n, ...]`` in fresh memory.
+        """Return the values of rows: a tree of arrays ``[n, ...]`` in new memory.
 
         Raises:
             MissingRowError: A row is absent (also a KeyError); ``get`` returns a default instead.
@@ -575,7 +582,7 @@ class RowMap:
         Args:
             rows: The rows.
             default: A number, or a tree with the fields of the values and one value for each field. Before the first
-                write of values, the result has the structure of ``default``.
+                write of values, the result is nested like ``default``.
 
         Raises:
             SchemaError: The rows do not match the first write, or the default does not match the values.
@@ -590,7 +597,8 @@ class RowMap:
             return self._deliver(found if there.all() else filled(found, ~there, default))
 
     def rows(self, index: Any = None) -> Any:
-        """Return the keys of rows by index, or of all rows in the order of the index, in new memory.
+        """Return the keys of the rows with the given indices, or of all rows in the order of their indices, in new
+        memory.
 
         Raises:
             IndexError: An index is not in use.
@@ -599,7 +607,7 @@ class RowMap:
         return self._by_index("keys", index)
 
     def values(self, index: Any = None) -> Any:
-        """Return the values of rows by index, or of all rows; see ``rows``.
+        """Return the values of the rows with the given indices, or of all rows; see ``rows``.
 
         Raises:
             IndexError: An index is not in use.
@@ -610,7 +618,7 @@ class RowMap:
     # ------------------------------------------------------------------ writing
 
     def __setitem__(self, rows: Any, values: Any) -> None:
-        """Write the values of rows, replacing earlier values; see ``extend``."""
+        """Write the values of rows; earlier values are replaced. See ``extend``."""
         self.extend(rows, values)
 
     def extend(self, rows: Any, values: Any = None) -> Any:
@@ -618,15 +626,16 @@ class RowMap:
 
         Args:
             rows: ``n`` rows; if a row occurs twice, its last values count.
-            values: A tree of arrays ``[n, ...]``; a single number applies to every row. None: no values, for a map
-                without values.
+            values: A tree of arrays ``[n, ...]``; a single number applies to every row. None only for a map without
+                values.
 
         Returns:
             The index of each row, int64 ``[n]``.
 
         Raises:
             SchemaError: The rows or values do not match the first write, or only some writes have values.
-            DataError: ``values`` and ``rows`` differ in length, or the map has no room. The map is unchanged.
+            DataError: ``values`` and ``rows`` differ in length, or the new rows would exceed the capacity. The map is
+                unchanged.
         """
         picked = self._picked(rows)
         with self._held():
@@ -634,8 +643,8 @@ class RowMap:
         return self._deliver(written)
 
     def accumulate(self, rows: Any, values: Any, how: np.ufunc = np.add) -> Any:
-        """Combine values with the stored values of rows, once for each occurrence of a row; a new row gets its first
-        value.
+        """Combine ``values`` with the stored values of rows by the operation ``how``, once for each occurrence of a
+        row; a new row gets its first value.
 
         Return the index of each row, int64 ``[n]``.
 
@@ -685,14 +694,14 @@ class RowMap:
     # ------------------------------------------------------------------ what users give and get
 
     def _picked(self, rows: Any) -> KeyRows:
-        """Return the checked keys of rows."""
+        """Check the keys of rows, and return the keys."""
         refuse_traced("map")
         picked = pick(self._accept(rows), self._key_fields)
         with self._held():
             return KeyRows.of(picked, self._rows.keys.schema)
 
     def _as_values(self, values: Any, n: int) -> KeyRows:
-        """Return the checked values of ``n`` rows."""
+        """Check the values of ``n`` rows, and return the values."""
         given = KeyRows.of(pick(self._accept(values), self._value_fields), self._rows.values.schema, n=n)
         if given.n != n:
             raise DataError(f"map: expected the values of {n} rows, found the values of {given.n} rows")
@@ -707,7 +716,7 @@ class RowMap:
         return as_lists(rows)
 
     def _written(self, what: Literal["keys", "values"]) -> ArrayStorage:
-        """Return the storage of keys or values; raise SchemaError if none were ever written."""
+        """Return the storage of keys or values; raise SchemaError if no keys (or values) were ever written."""
         rows: GrowingRows = getattr(self._rows, what)
         if not rows.written:
             raise SchemaError(f"map: expected at least one write of {what} before, found none")
@@ -726,7 +735,7 @@ class RowMap:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the map's lock, and bring the table up to date."""
+        """Return a context that holds the map's lock and updates the table."""
         with self._lock:
             self._rows.catch_up()
             yield
@@ -734,7 +743,7 @@ class RowMap:
     # ------------------------------------------------------------------ saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return keys and values as nested dicts of plain values and arrays, as large as the data."""
+        """Return keys and values as nested dicts of plain values and arrays; the result is as large as the data."""
         with self._held():
             return dict(copied(self._state()))
 
@@ -770,7 +779,7 @@ class RowMap:
             self._rows = rows
 
     def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the state to a file, which is as large as the data; after an error, an existing file is unchanged.
+        """Save the state to a file; the file is as large as the data. After an error, an existing file is unchanged.
 
         Args:
             path: A file; or an existing directory, in which the file ``replay.mouse`` is written.

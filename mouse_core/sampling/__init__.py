@@ -1,4 +1,4 @@
-"""Samplers: pure functions from (seed, index, snapshot) to a plan, which lists the windows of a batch."""
+"""Samplers: pure functions that take (seed, index, snapshot) and return a plan, which lists the windows of a batch."""
 
 from mouse_core.sampling.blocks import BlockWindows, Pool
 from mouse_core.sampling.offsets import Seconds

@@ -1,4 +1,5 @@
-"""Block sampling: windows come from a rotating pool of row blocks, so that reads are long and sequential.
+"""Block sampling: windows are drawn from a pool of row blocks that changes gradually, so that reads are long and
+sequential.
 
 A window has only a few kilobytes, and disks and networks read long ranges several times as fast. Therefore complete
 blocks are read into a pool, and batches take their windows from all blocks in the pool. The disadvantage is that
@@ -42,12 +43,12 @@ _SAMPLED_ROWS = 8
 
 @dataclass(frozen=True)
 class Pool:
-    """The pool of blocks from which windows are drawn. Windows do not overlap; their indices begin at 0.
+    """The pool of blocks from which windows are drawn. Windows do not overlap, and have the indices 0, 1, 2, ...
 
     Args:
         windows: Number of windows in an epoch, W.
         batch_size: Number of windows in a batch, B.
-        lanes: Number of lanes (open blocks) for each window of a batch.
+        lanes: Number of lanes for each window of a batch; each lane has one open block.
         block: Number of windows in a block.
         window_rows: Number of rows in a window.
         window_bytes: Estimated bytes of a window.
@@ -62,7 +63,7 @@ class Pool:
 
     @property
     def blocks(self) -> int:
-        """Number of simultaneously open blocks, K: a multiple of the batch size."""
+        """Number of blocks that are open at the same time, K: a multiple of the batch size."""
         return self.lanes * self.batch_size
 
     @property
@@ -76,16 +77,16 @@ class Pool:
         return min(self.blocks * self.block, self.windows) * self.window_bytes
 
     def variance(self, batches: int = 64) -> float:
-        """Return the variance of the mean of ``batches`` batches, from the middle of an epoch, divided by the variance
-        with uniform draws.
+        """Return the variance of the mean over ``batches`` batches from the middle of an epoch, divided by the variance
+        of the mean with uniform draws.
 
-        The result is for the worst case, in which all windows of a block are equal and blocks differ. If ``n_k`` of
+        The result holds for the worst case: all windows of a block are equal, and the blocks differ. If ``n_k`` of
         ``n`` windows belong to block k of J, the ratio is ``n * (A - (1 - A) / (J - 1))``, where ``A = sum(n_k ** 2) /
-        n ** 2``. The numerator is the variance of a mean of values drawn without replacement, the denominator the
-        variance of ``n`` values drawn with replacement (Cochran, "Sampling techniques", 1977, 2.8). A result of 1 is as
-        good as uniform draws. With a result of 40, the mean varies as much as the mean of a fortieth of the windows,
-        drawn uniformly. For all windows of an epoch, the result is 0. If neighbouring windows differ as much as distant
-        windows, the real ratio is 1 or less.
+        n ** 2``. The numerator is the variance of a mean of values that are drawn without replacement. The denominator
+        is the variance of a mean of ``n`` values that are drawn with replacement (Cochran, "Sampling techniques", 1977,
+        2.8). With a result of 1, the mean varies as much as with uniform draws. With a result of 40, the mean varies as
+        much as the mean of ``n / 40`` uniformly drawn windows. For all windows of an epoch, the result is 0. If
+        neighbouring windows differ as much as distant windows, the actual ratio is 1 or less.
 
         Args:
             batches: Number of consecutive batches.
@@ -102,16 +103,17 @@ class Pool:
 
 @dataclass(frozen=True)
 class BlockWindows(ManyStarts):
-    """Samples windows from a rotating pool of shuffled row blocks; an epoch has every window once.
+    """Samples windows from a gradually changing pool of shuffled row blocks; each epoch contains every window once.
 
     The windows of an epoch are consecutive, without overlap. The first row of the first window is drawn anew for each
     epoch: with windows of 64 steps, this row is one of the rows 0..63. Up to ``2 * S - 2`` rows at both ends are not in
-    any window. Batches are always full; a batch continues where the previous one ended, as in ``CyclicWindows``.
+    any window. Batches are always full; a batch continues where the previous batch ended, also across epochs, as in
+    ``CyclicWindows``.
 
     Args:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch, B; may exceed the number of windows in an epoch.
-        blocks: Length of the blocks, and number of blocks in the pool.
+        blocks: The length of the blocks, and the number of blocks in the pool.
     """
 
     name: ClassVar = "blocks"
@@ -121,7 +123,7 @@ class BlockWindows(ManyStarts):
     blocks: Blocks = field(default_factory=Blocks)
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the smallest number of batches that contains every window."""
+        """Return the smallest number of consecutive batches that together contain every window."""
         return -(-self._windows(snapshot) // self.batch_size)
 
     def starts_of_many(
@@ -179,8 +181,8 @@ class BlockWindows(ManyStarts):
     ) -> Iterator[tuple[int, Int64s, int, Int64s]]:
         """Yield the windows ``rows`` of ``count`` batches, split by epoch.
 
-        Each item has the index of the epoch, the positions of the windows in the order of that epoch, the first row of
-        window 0, and the result of ``_known`` for the positions.
+        Each item contains the index of the epoch, the positions of the windows in the order of that epoch, the first
+        row of window 0, and the result of ``_known`` for these positions.
         """
         pool, length, size = self.pool(snapshot), self.sequence_length, self.batch_size
         places = min(length, snapshot.num_rows - pool.windows * length + 1)
@@ -198,7 +200,7 @@ class BlockWindows(ManyStarts):
             yield epoch, some, int(_epoch(seed, epoch_start, epoch, pool).uniform[0] * places), drawn
 
     def _windows(self, snapshot: Snapshot) -> int:
-        """Return the number of windows in an epoch; this number of windows fits for every possible first row."""
+        """Return the number of windows in an epoch: the largest number that is possible for every first row."""
         whole_windows(snapshot, self.sequence_length, at_least=1)
         return max(1, (snapshot.num_rows - self.sequence_length + 1) // self.sequence_length)
 
@@ -206,7 +208,8 @@ class BlockWindows(ManyStarts):
 def row_bytes(snapshot: Snapshot) -> float:
     """Estimate the size of a row in bytes from the fields' shapes and the encoded images of a few rows.
 
-    The estimate affects the choice of windows; therefore, it depends only on values, not on their layout on disk.
+    The estimate affects the choice of windows. Therefore the estimate depends only on the values, not on how the values
+    are stored on disk.
     """
     types = snapshot.config.types
     readers = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -240,11 +243,11 @@ class _Epoch(NamedTuple):
     """The random draws of an epoch.
 
     Attributes:
-        uniform: Random numbers for the first row of the epoch, and for the first window in the epoch's line of windows,
-            float64 ``[2]``.
-        blocks: Random order of the complete blocks.
-        lanes: Random orders of the lanes of each window of a batch in every round.
-        windows: Random orders of the windows in each stretch.
+        uniform: Two random numbers, float64 ``[2]``: for the first row of the epoch, and for the first window in the
+            epoch's line of windows.
+        blocks: The random order of the complete blocks.
+        lanes: The random orders, in each round, of the lanes of each window of a batch.
+        windows: The random orders of the windows in each stretch.
     """
 
     uniform: npt.NDArray[np.float64]
@@ -268,24 +271,24 @@ def _section(pool: Pool, seed: int, epoch_start: int, epoch: int, section: int) 
 
 
 def _known(pool: Pool, seed: int, epoch_start: int, epoch: int, number: Int64s) -> Int64s:
-    """Return the windows at the positions ``number`` (int64 ``[n]``) of an epoch's order, and the stretch of each.
+    """Return the windows at the positions ``number`` (int64 ``[n]``) of an epoch's order, and the stretch of each
+    window.
 
     The result is int64 ``[4, n]``; see ``_WINDOW``.
 
     All blocks of the epoch, concatenated in their random order, form a line of W windows. The line is cut into K lanes,
-    each of W // K or W // K + 1 windows. A round takes one window from each of the K lanes, and each batch gets B of
-    them. Window k of a batch uses the ``pool.lanes`` lanes from index ``k * pool.lanes`` on, in a random order for each
-    round. A stretch is the intersection of a lane and a block. A stretch is read completely, and its windows are used
-    in a random order.
+    each of W // K or W // K + 1 windows. In a round, one window is taken from each of the K lanes; each batch gets B of
+    these windows. Window k of a batch uses the ``pool.lanes`` lanes from index ``k * pool.lanes`` on, in a random order
+    for each round. A stretch is the intersection of a lane and a block. A stretch is read completely, and its windows
+    are used in a random order.
 
     Example: 10 windows in blocks of 4 (0..3, 4..7, and the rest, 8 and 9), batches of 2, one lane for each window of a
-    batch. The line may be 4..7, 0..3, 8, 9. The lanes are 4, 5, 6, 7, 0 and 1, 2, 3, 8, 9, in stretches of 4 and 1, and
-    of 3 and 2. With the stretch orders 6, 4, 7, 5; 0; 2, 3, 1; 9, 8 the batches are (6, 2), (4, 3), (7, 1), (5, 9),
-    (0, 8).
+    batch. The line may be 4..7, 0..3, 8, 9. The first lane is 4, 5, 6, 7, 0, with stretches of 4 and 1 windows; the
+    second lane is 1, 2, 3, 8, 9, with stretches of 3 and 2 windows. If the random orders of the stretches are 6, 4, 7,
+    5; 0; 2, 3, 1; and 9, 8, the batches are (6, 2), (4, 3), (7, 1), (5, 9), (0, 8).
 
-    If all lanes opened a block in the same round, reads would occur in bursts. Therefore each lane begins at a
-    different position in its middle and wraps around: a lane that begins at its third window ends with its first two
-    windows.
+    If all lanes opened a block in the same round, many reads would occur at the same time. Therefore each lane begins
+    at a different position and wraps around: a lane that begins at its third window ends with its first two windows.
     """
     drawn, block, size, lanes = _epoch(seed, epoch_start, epoch, pool), pool.block, pool.batch_size, pool.lanes
     rounds, rest = divmod(pool.windows, pool.blocks)

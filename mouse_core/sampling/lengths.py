@@ -30,15 +30,15 @@ class DrawnLengths:
     """A sampler that crops windows to random lengths, at a random position within the complete window.
 
     Example: a window of 8 steps begins at row 100, and its random length is 5. The cropped window begins at one of the
-    rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near the episode's
-    ends, which are less frequent in complete windows, too.
+    rows 100..103 with equal probability. So all rows of an episode are equally likely, except rows near the ends of the
+    episode, which are also less frequent in complete windows.
 
-    The attributes that ``sampler`` has, too, describe complete windows.
+    Attributes that ``sampler`` also has, such as ``sequence_length``, describe complete windows.
 
     Args:
         sampler: The sampler of the complete windows.
-        choices: The possible lengths, equally likely, ascending. A window that is shorter than its drawn length is not
-            cropped.
+        choices: The possible lengths, in ascending order; all are equally likely. A window that is shorter than its
+            drawn length is not cropped.
         fill: The value of all fields in missing steps; None: copies of the last step.
     """
 
@@ -86,16 +86,16 @@ class DrawnLengths:
         starts: Int64s,
         snapshot: Snapshot,
     ) -> tuple[Int64s, Int64s]:
-        """Return the starts and the lengths of the cropped windows of several batches, int64 ``[n]`` each.
+        """Return the first rows and the lengths of the cropped windows of several batches, int64 ``[n]`` each.
 
         Two random numbers for each window determine its length and its position.
 
         Args:
             seed: The seed.
             batches: Indices of the batches.
-            own: The requested windows of each batch.
+            own: The positions of the requested windows in each batch.
             sizes: The number of windows in each batch, over all shards.
-            starts: Starts of the complete windows, batch by batch, int64 ``[n]``.
+            starts: The first rows of the complete windows, batch by batch, int64 ``[n]``.
             snapshot: The rows.
         """
         uniform = [
@@ -128,8 +128,8 @@ def cut_of(
         sampler in ``DrawnLengths``.
 
     Raises:
-        ConfigError: ``lengths`` are not integers of at least 1, or the sampling must deliver every step, so windows
-            cannot be cropped.
+        ConfigError: ``lengths`` are not integers of at least 1, or windows cannot be cropped because the sampling must
+            deliver every step.
     """
     if isinstance(sampling, DrawnLengths):
         if lengths is not None:
@@ -150,7 +150,7 @@ def cut_of(
 
 
 def _cut(choices: tuple[int, ...], fill: float | None, sampler: WindowSampler) -> DrawnLengths:
-    """Return the sampler of cropped windows; a padded sampler has its own fill value."""
+    """Return the sampler of cropped windows; if ``sampler`` is a padded sampler, its fill value is used."""
     return DrawnLengths(sampler, choices, sampler.fill if isinstance(sampler, PaddedSampler) else fill)
 
 
@@ -179,21 +179,21 @@ def sequence_specs(*, masked: bool) -> dict[str, FieldSpec]:
 
 
 def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
-    """Return the fields that locate sequences in a packed batch, for variable-length attention.
+    """Return the fields that describe where each sequence lies in a packed batch, for variable-length attention.
 
     For the lengths 3, 1 and 2, ``cu_seqlens`` is 0, 3, 4, 6: sequence k has the rows
     ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1`` (as in flash-attention and ``torch.nn.attention.varlen``). ``position``
     is 0, 1, 2, 0, 0, 1 and ``sequence_id`` is 0, 0, 0, 1, 2, 2. With a capacity of 8, the two padding rows at the end
-    have position 0 and sequence 3, which does not exist. So ``jax.ops.segment_sum`` over 3 sequences ignores the
-    padding rows.
+    have ``position`` 0 and ``sequence_id`` 3. No sequence 3 exists, so ``jax.ops.segment_sum`` over 3 sequences ignores
+    the padding rows.
 
     Args:
         lengths: Number of rows of each sequence, at least 0, int64 ``[n]``.
         capacity: Number of rows of the batch, including padding; None: T, the number of rows of all sequences.
 
     Returns:
-        ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``. With a
-        capacity, there is also ``mask``, bool ``[capacity]``: whether a row belongs to a sequence.
+        ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``. If a
+        capacity is given, also ``mask``, bool ``[capacity]``: whether each row belongs to a sequence.
 
     Raises:
         DataError: The number of rows exceeds the capacity or 32 bits.

@@ -31,13 +31,14 @@ class Seconds:
     """Offsets in seconds: each offset selects the row of the anchor's episode with the nearest time stamp.
 
     Args:
-        offsets: K numbers of seconds from the anchor's time stamp, in any order.
+        offsets: K times relative to the anchor's time stamp, in seconds, in any order.
         tolerance: The largest allowed distance, in seconds, between a row's time stamp and the requested time. The
             distance between neighbouring numbers of the stored dtype is added to the tolerance: 0.00012 s for float32
             at 1,024 s.
         clock: The field of time stamps, in seconds; time stamps never decrease within an episode.
-        holes: What happens if no row is within the tolerance, because rows are missing inside an episode. "refuse":
-            raise DataError. "mask": deliver the nearest row and mask it, like rows beyond the ends of the episode.
+        holes: What happens if no row is within the tolerance because rows are missing inside an episode. "refuse":
+            DataError is raised. "mask": the nearest row is delivered and masked, like rows beyond the ends of the
+            episode.
 
     Raises:
         ConfigError: ``offsets`` or ``tolerance`` are not finite numbers, ``tolerance`` is below 0, or ``holes`` is
@@ -72,14 +73,13 @@ Offsets = tuple[int, ...] | Seconds
 
 @dataclass(frozen=True)
 class FieldWindows:
-    """The checked ``windows=`` of a source: offsets by field.
+    """The argument ``windows`` of a source, checked: offsets by field.
 
     Args:
-        offsets: By field, K distances from the anchor, in rows or seconds.
+        offsets: A dict from field to K distances from the anchor, in rows or seconds.
         pad: The value of missing rows. True: copies of the nearest row of the episode replace missing rows. A number is
-            the value of all elements of missing rows. False: anchors with missing rows are not drawn, so no row is
-            missing.
-        batch_dims: The number of axes before the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
+            the value of all elements of missing rows. False: only anchors without missing rows are drawn.
+        batch_dims: The number of batch axes, which precede the axes of a field: 1 for ``[B]``, 2 for ``[B, S]``.
         has_axis: Whether fields have an axis of length K; if not, K is 1.
     """
 
@@ -89,7 +89,7 @@ class FieldWindows:
     has_axis: bool = True
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """Return the axes between the batch axes and the axes of a field: ``(K,)``, or no axes."""
+        """Return the lengths of the axes between the batch axes and the axes of a field: ``(K,)``, or ``()``."""
         return (self.count(name),) if name in self.offsets and self.has_axis else ()
 
     @property
@@ -118,10 +118,11 @@ class FieldWindows:
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]{alone}"
 
     def reach(self, shifts: Mapping[str, int]) -> tuple[int, int]:
-        """Return how many rows before and after an anchor the fields need in the anchor's episode.
+        """Return how many rows before and after an anchor must exist in the anchor's episode for the offsets of all
+        fields.
 
         Args:
-            shifts: By field, the number of rows from the anchor to the row at offset 0.
+            shifts: A dict from field to the number of rows from the anchor to the row at offset 0.
 
         Raises:
             ConfigError: Offsets are in seconds, so the number of rows is unknown.
@@ -139,7 +140,7 @@ class FieldWindows:
 
 
 def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
-    """Check ``windows=`` and ``pad=`` of a source.
+    """Check the arguments ``windows`` and ``pad`` of a source.
 
     Raises:
         ConfigError: ``windows`` is not a mapping of names to offsets, or ``pad`` is neither a bool nor a number.
@@ -162,7 +163,7 @@ def mask_of(name: str) -> str:
 
 
 def runs_of(offsets: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
-    """Split offsets into runs of equal length; return the first offset of each run, and the length of a run.
+    """Split offsets into runs of equal length. Return the first offset of each run, and the length of a run.
 
     Offsets -4, -3, -2, -1, 0, 1 are one run of 6 offsets. Offsets -4, -3, 0, 1, 2, 3 are two and then four consecutive
     offsets, so they become three runs of 2 offsets, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1
@@ -215,10 +216,11 @@ _LENGTH, _WINDOWS = 4096, 64
 
 @dataclass(frozen=True, eq=False)
 class Anchors:
-    """The anchors of a block: every step of every window.
+    """The anchors of a block. Every step of every window is an anchor.
 
     Args:
-        row: The snapshot's row of each anchor, int64 ``[a]``; for a missing step, the row of the last present step.
+        row: The row of the snapshot at each anchor, int64 ``[a]``; for a missing step, the row of the last present
+            step.
         begin, end: The first row of the anchor's episode, and the row after its last row, int64 ``[a]``.
         there: Whether each anchor is present, bool ``[a]``; None: all anchors are present.
         rows: The number of rows of the snapshot.
@@ -232,7 +234,7 @@ class Anchors:
 
     @classmethod
     def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
-        """Return the anchors of located windows."""
+        """Return the anchors of windows whose rows are located."""
         table, length, starts = snapshot.episodes, windows.length, windows.rows
         begin, end, _ = table.episode_of(starts)
         if length == 1 and windows.lengths is None:
@@ -263,7 +265,9 @@ class Clock(NamedTuple):
     dtype: np.dtype[np.generic]
 
     def spacing(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.floating[Any]] | float:
-        """Return the distance between neighbouring stored numbers at ``times``: for float32 at 1,024 s, 0.00012 s."""
+        """Return the distance between a time stamp and the next number that the stored dtype can represent: for float32
+        at 1,024 s, 0.00012 s.
+        """
         if self.dtype.kind != "f":
             return 0.0
         with np.errstate(over="ignore", invalid="ignore"):
@@ -271,7 +275,7 @@ class Clock(NamedTuple):
 
 
 class OffsetRows(NamedTuple):
-    """The rows of a snapshot to read for anchors, and the positions of rows that are replaced or missing.
+    """The rows of a snapshot that are read for anchors, and the positions of rows that are replaced or missing.
 
     Args:
         start: The first row of each run, int64 ``[runs]``.
@@ -279,7 +283,8 @@ class OffsetRows(NamedTuple):
         target: Positions, among all rows that are read, of rows that are replaced, int64 ``[m]``, ascending.
         source: For each ``target``, the position of the row that replaces it, int64 ``[m]``.
         missing: Positions of missing rows, int64 ``[n]``, ascending.
-        refused: Positions of rows that cannot be delivered, ascending, each with an error message.
+        refused: A pair (position, error message) for each row that cannot be delivered, in ascending order of the
+            positions.
     """
 
     start: Int64s
@@ -291,7 +296,7 @@ class OffsetRows(NamedTuple):
 
 
 def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> OffsetRows:
-    """Return the rows at offsets of anchors; no delivered row lies outside the anchor's episode.
+    """Return the rows at the offsets around anchors; no delivered row lies outside the anchor's episode.
 
     Example: an episode has the rows 10..14, and the rows 13, 14, 15, 16 are requested. Rows 15 and 16 belong to the
     next episode, so they are missing: all four rows are read, and copies of row 14 replace rows 15 and 16. If rows
@@ -301,7 +306,8 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
         anchors: The anchors.
         offsets: K offsets in rows.
         shift: See ``OffsetBlocks``; the first ``shift`` rows of an episode have no value.
-        single: Whether each row is read individually. Runs are faster, but may include rows of other episodes.
+        single: Whether each row is read individually. Reading runs is faster, but runs may include rows of other
+            episodes.
     """
     firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
     start = anchors.row[:, None] + (firsts + shift)
@@ -335,8 +341,8 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: boo
 
 
 def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
-    """Return whether each run, the rows ``firsts`` to ``ends`` relative to the anchor, has rows outside the anchor's
-    episode, ``[a, runs]``.
+    """Return whether each run has rows outside the anchor's episode, ``[a, runs]``; ``firsts`` and ``ends`` are the
+    bounds of a run relative to the anchor.
     """
     beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
     if firsts.min() < 0:
@@ -347,12 +353,12 @@ def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
 
 
 def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Return two arrays int64 ``[m]``: the positions of missing rows, ascending, and the positions of the rows that
-    replace them. The positions count the rows of all runs.
+    """Return two arrays int64 ``[m]``: the positions of missing rows, in ascending order, and the positions of the rows
+    that replace them. Positions are counted over the rows of all runs.
 
     Example: a run of 4 rows has the positions 8..11. Its first and last row are missing (``lead`` 1, ``tail`` 3), and
-    its second and third row replace them (``lowest`` 1, ``last`` 2). So the positions 8 and 11 are missing, and 9 and
-    10 replace them.
+    its second and third row replace them (``lowest`` 1, ``last`` 2). So the positions 8 and 11 are missing, and the
+    rows at 9 and 10 replace the missing rows.
     """
     counts = np.stack([lead, unit - tail], axis=1).reshape(-1)
     firsts = np.stack([slot, slot + tail], axis=1).reshape(-1)
@@ -363,11 +369,11 @@ def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, 
 
 
 def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> OffsetRows:
-    """Return the rows of the anchors' episodes whose time stamps are nearest to offsets in seconds.
+    """Return, for each anchor and each offset in seconds, the row of the anchor's episode with the nearest time stamp.
 
-    With time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, the offset 0.04 requests the time 0.14: the nearest row has
-    the time stamp 0.1. If two rows have equal distance, the earlier row is delivered. If several rows have the anchor's
-    time stamp, the anchor itself is delivered.
+    Example: for the time stamps 0.0, 0.1, 0.2, the anchor at 0.1 and the offset 0.04, the requested time is 0.14, and
+    the nearest row has the time stamp 0.1. If two rows are equally near, the earlier row is delivered. If several rows
+    have the anchor's time stamp, the anchor itself is delivered.
 
     Args:
         anchors: The anchors.
@@ -423,7 +429,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Off
 
 
 def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
-    """Return the reader of the time stamps of ``seconds``.
+    """Return the reader of the field of time stamps, ``seconds.clock``.
 
     Raises:
         MissingFieldError: The field ``clock`` does not exist.

@@ -1,4 +1,4 @@
-"""The plan of a batch, which is computed before rows are read; the protocols of samplers; and shared functions."""
+"""The plan of a batch (computed before rows are read), the protocols of samplers, and functions that samplers share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PACKED = ("cu_seqlens", "position", "sequence_id", MASK)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The windows of one batch, as a small immutable value that is cheap to send to another process.
+    """The windows of one batch. A plan is a small immutable value, so it can be sent quickly to another process.
 
     Args:
         starts: The row of the snapshot at which each window begins, int64 ``[b]``.
         length: Number of steps in a window.
-        key: The key of the random numbers of all later stages, such as augmentation; equal for all shards.
+        key: The key of the random numbers of all later stages, such as augmentation. All shards have the same key.
         global_size: Number of windows in the batch over all shards.
         first: Position of the plan's first window in the batch over all shards.
         lengths: Number of present steps in each window, int64 ``[b]``; None: all steps are present.
@@ -51,10 +51,10 @@ class Plan:
 
 @runtime_checkable
 class WindowSampler(Protocol):
-    """Chooses the windows of a batch by a pure function, so any process can compute any batch.
+    """Chooses the windows of a batch by a pure function, so every process can compute every batch.
 
-    ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or the index at which a loader
-    was refreshed.
+    The argument ``epoch_start`` of the methods is the index of the first batch that is drawn from the snapshot: 0, or
+    the index at which a loader was refreshed.
     """
 
     @property
@@ -81,9 +81,9 @@ class Blocks:
     Args:
         rows: Number of rows in a block; None: the number of rows in 256 KB. Blocks are shorter if batches are so large
             that the pool would exceed 256 MB, or if the pool has room for all windows.
-        pool: Number of simultaneously open blocks, rounded to a multiple of the batch size; None: as many as fit into
-            256 MB, for example 1,024 blocks of 256 KB. Each position in a batch draws from its own part of the pool, so
-            different shards never read the same block.
+        pool: Number of blocks that are open at the same time, rounded to a multiple of the batch size; None: the number
+            of blocks that need at most 256 MB, for example 1,024 blocks of 256 KB. The windows at each position in a
+            batch are drawn from a separate part of the pool, so different shards never read the same block.
 
     Raises:
         ConfigError: ``rows`` or ``pool`` is not an integer of at least 1.
@@ -109,8 +109,8 @@ Sampling = str | Blocks | WindowSampler
 class ManyStarts:
     """Base class of samplers that draw the windows of several batches in one call, so that planning takes less time.
 
-    A sampler may implement ``starts_of_many`` without this base class. With many shards, each process draws only the
-    few windows of its shard.
+    A sampler may implement ``starts_of_many`` without this base class. With ``starts_of_many``, each process draws only
+    the windows of its shard.
     """
 
     def starts(self: Any, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
@@ -122,11 +122,12 @@ class ManyStarts:
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> npt.NDArray[np.int64] | None:
-        """Return the starts of windows ``rows.start .. rows.stop - 1`` of ``count`` batches from ``first`` on.
+        """Return the first rows of the windows ``rows.start .. rows.stop - 1`` of the ``count`` batches from batch
+        ``first`` on.
 
         Returns:
-            int64 ``[count, rows.stop - rows.start]``, equal to the results of ``starts``. None: the caller must call
-            ``starts`` for each batch.
+            int64 ``[count, rows.stop - rows.start]``, equal to the results of ``starts``. If the result is None, the
+            caller must call ``starts`` for each batch.
         """
         raise NotImplementedError
 
@@ -137,14 +138,17 @@ class Stretches(NamedTuple):
     starts: npt.NDArray[np.int64]
     """The first row of each window, stretch by stretch, int64 ``[n]``."""
     bounds: npt.NDArray[np.int64]
-    """The position of each stretch's first window in ``starts``, and at the end the number of all windows, int64
+    """The position in ``starts`` of each stretch's first window, followed by the number of all windows, int64
     ``[stretches + 1]``.
     """
     firsts: npt.NDArray[np.int64]
-    """For each batch, the index of the first stretch that the batch opens; at the end, the number of stretches, int64
-    ``[batches + 1]``."""
+    """For each batch, the index of the first stretch that the batch opens, followed by the number of stretches, int64
+    ``[batches + 1]``.
+    """
     until: npt.NDArray[np.int64]
-    """For each stretch, the index of the first batch that no longer reads the stretch, int64 ``[stretches]``."""
+    """For each stretch, the index of the first batch after the last batch that reads the stretch, int64
+    ``[stretches]``.
+    """
 
 
 @runtime_checkable
@@ -154,8 +158,8 @@ class ReadsBlocks(Protocol):
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """Return the stretches that ``batches`` open, with their windows; the stretches are read together with these
-        batches.
+        """Return the stretches that the given batches open, and the windows of the stretches; the stretches are read
+        together with these batches.
 
         Over all batches of an epoch, the result contains each window of the epoch once. Each window of a batch lies in
         a stretch that this batch or an earlier batch opens.
@@ -163,12 +167,12 @@ class ReadsBlocks(Protocol):
         Args:
             seed, snapshot, epoch_start: See ``WindowSampler.starts``.
             batches: Indices of the batches.
-            rows: The windows of each batch that this shard delivers.
+            rows: The positions in each batch of the windows that this shard delivers.
             begun: Index of the first batch that the caller reads; the result also contains the stretches that earlier
                 batches opened.
 
         Returns:
-            The stretches; None: the rows of each batch are read only with the batch.
+            The stretches; None if the rows of each batch are read only with the batch.
         """
 
 
@@ -181,7 +185,9 @@ class PaddedSampler(WindowSampler, Protocol):
         """The value of all fields in missing steps; None: copies of the window's last step."""
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
-        """Return the number of present steps, at least 1, of each window at ``starts``; both int64 ``[n]``."""
+        """Return the number of present steps, at least 1, of each window that begins at one of ``starts``; the argument
+        and the result are int64 ``[n]``.
+        """
 
 
 def starts_by_epochs(
@@ -192,17 +198,19 @@ def starts_by_epochs(
     one: Callable[[int], npt.NDArray[np.int64]],
     many: Callable[[int, int], npt.NDArray[np.int64] | None],
 ) -> list[npt.NDArray[np.int64]]:
-    """Return the starts of batches ``first .. end - 1``; the last batch of an epoch may be short.
+    """Return the first rows of the windows of the batches ``first .. end - 1``; the last batch of an epoch may be
+    short.
 
     Args:
-        first, end: Index of the first batch, and of the batch after the last batch.
+        first, end: The index of the first batch, and the index of the last batch plus 1.
         epoch, epoch_start: Number of batches in an epoch, and index of the first batch of the first epoch.
         one: Function that draws the batch with a given index.
-        many: Function that draws ``count`` full batches from an index on, int64 ``[count, B]``; it returns None if the
-            sampler cannot draw several batches together.
+        many: Function that draws ``count`` full batches, beginning with the batch of a given index, int64 ``[count,
+            B]``. It returns None if the sampler cannot draw several batches together.
 
     Returns:
-        int64 ``[b]`` for each batch; an empty list if the caller must draw the batches one by one.
+        A list with an array int64 ``[b]`` for each batch; the list is empty if the caller must draw the batches one by
+        one.
     """
     starts: list[npt.NDArray[np.int64]] = []
     while first < end and epoch > 1:
@@ -232,7 +240,9 @@ SECTION = 4096
 
 
 def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
-    """Return the number of windows without overlap; raise ConfigError if it is below ``at_least``."""
+    """Return how many windows of ``length`` rows a snapshot has without overlap; raise ConfigError if this number is
+    below ``at_least``.
+    """
     windows = snapshot.num_rows // length
     if windows < at_least:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
@@ -241,8 +251,8 @@ def whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
 
 
 def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Split ``count`` items from ``begin`` on by epochs of ``length`` items; yield the index of each epoch, and the
-    first item and the end of the items in this epoch.
+    """Split the ``count`` items from item ``begin`` on into epochs of ``length`` items. Yield, for each epoch, its
+    index, the first item in the epoch, and the last item plus 1.
 
     Example: with epochs of 10 items, 7 items from item 8 on are the items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8,
     10), (1, 0, 5).
@@ -256,11 +266,11 @@ def cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, in
 
 
 def numbers_of_rows(first: int, count: int, size: int, rows: slice) -> Int64s:
-    """Return the indices, counted over all batches, of the windows at the positions ``rows`` of ``count`` batches,
-    int64 ``[count, n]``; each batch has ``size`` windows.
+    """Return the indices of the windows at the positions ``rows`` of ``count`` batches, int64 ``[count, n]``. The
+    indices are counted over all batches, and each batch has ``size`` windows.
 
-    Example: with batches of 4 windows, the windows at positions 1 and 2 of batch 5 have the indices 21 and 22, and of
-    batch 6 the indices 25 and 26.
+    Example: with batches of 4 windows, the windows at the positions 1 and 2 of batch 5 have the indices 21 and 22, and
+    the windows at these positions of batch 6 have the indices 25 and 26.
     """
     numbers: Int64s = np.arange(first, first + count)[:, None] * size + np.arange(rows.start, rows.stop)
     return numbers
@@ -284,7 +294,9 @@ def read_only(array: Array) -> Array:
 
 
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """Return a value that is computed from a snapshot once and cached as long as the snapshot exists."""
+    """Return a value that is computed from a snapshot; it is computed once and cached as long as the snapshot
+    exists.
+    """
     known = snapshot.__dict__.setdefault("_remembered", {})
     found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found

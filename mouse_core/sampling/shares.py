@@ -1,11 +1,11 @@
-"""Assignment of a mixture's windows to its members: a pure function returns the member of the window with index n, for
-any n.
+"""The assignment of a mixture's windows to its members: a pure function of the window's index returns the member from
+which the window is drawn.
 
-Windows are assigned to members as seats of a parliament are assigned to parties by the method of Webster and
-Sainte-Lague (Balinski and Young, "Fair Representation", 1982). Example: with weights 3 and 1, a round has four windows.
-The windows of member 0 are due at 1/6, 3/6 and 5/6 of the round, and the window of member 1 is due at 1/2. If two
-windows are due at the same time, the member with the lower index is first. So the windows of every round belong to the
-members 0, 0, 1, 0.
+Windows are assigned to members by the method of Webster and Sainte-Lague, which assigns the seats of a parliament to
+parties (Balinski and Young, "Fair Representation", 1982). Example: with weights 3 and 1, a round has four windows. The
+windows of member 0 are due at the times 1/6, 3/6 and 5/6 of the round, and the window of member 1 is due at the time
+1/2. If two windows are due at the same time, the window of the member with the lower index is first. So the windows of
+every round belong to the members 0, 0, 1, 0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from mouse_core.spec import check_count
 Int64s = npt.NDArray[np.int64]
 
 LONGEST_ROUND = 1 << 26
-"""Number of windows in the longest round. A member with ``p`` windows in a round has windows due at the times ``(2k +
-1) / p`` below 2. For two members, ``p + p'`` is at most this number. So two due times are equal or differ by at least
-``1 / (p * p')``, which is at least 2**-50, and float64 preserves their order.
+"""Number of windows in the longest round. If times are measured in half rounds, the windows of a member with ``p``
+windows in a round are due at the times ``(2k + 1) / p`` below 2. For two members, ``p + p'`` is at most this number. So
+two due times are equal or differ by at least ``1 / (p * p')``, which is at least 2**-50, and float64 preserves their
+order.
 """
 
 # Number of windows that one call assigns, so that most calls stay within one round.
@@ -41,7 +42,7 @@ class Shares:
     """The number of windows of each member in a round, and the order of the windows.
 
     Args:
-        windows: Number of windows of each member in a round, at least 0; in total 1 to ``LONGEST_ROUND``.
+        windows: Number of windows of each member in a round, at least 0; the sum is between 1 and ``LONGEST_ROUND``.
     """
 
     windows: tuple[int, ...]
@@ -52,7 +53,7 @@ class Shares:
 
         The shares are the exact ratio of the weights if the round is not longer than ``LONGEST_ROUND``. Otherwise, the
         shares are rounded to multiples of about 1 / ``LONGEST_ROUND``, and every positive weight gets at least one
-        window. With weights 0.7 and 0.3, a round has 7 and 3 windows.
+        window. With weights 0.7 and 0.3, a round has 7 windows of the first member and 3 windows of the second member.
         """
         total = sum(weights, Fraction(0))
         shares = [weight / total for weight in weights]
@@ -93,7 +94,8 @@ class Shares:
         return np.concatenate(parts)
 
     def _due(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return counts and members of the windows that are due in a round before window ``last``.
+        """Return the number of windows of each member up to a certain time, and the members of the windows that are due
+        after this time and before window ``last``.
 
         The first result, int64 ``[M]``, counts the windows of each member up to a time at which window ``first`` is not
         yet due. The second result, int64 ``[n]``, lists the members of the windows that are due after this time, in
@@ -117,10 +119,10 @@ class Shares:
 
 
 class StagedShares:
-    """Shares that change with the index of the window.
+    """Shares that change with the index of the window, in stages.
 
     Args:
-        first: The index of the first window of each stage, ascending, beginning with 0.
+        first: The index of the first window of each stage, in ascending order; the first stage begins with window 0.
         shares: Function that returns the shares of a stage; it is called when windows of the stage or of a later stage
             are requested.
     """
@@ -144,7 +146,9 @@ class StagedShares:
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def _stages(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the stages that contain the windows, and the range of windows in each stage."""
+        """Yield each stage that contains any of the windows ``begin .. end - 1``, with the range of these windows in
+        the stage.
+        """
         while begin < end:
             stage = bisect_right(self._first, begin) - 1
             last = min([end, *self._first[stage + 1 : stage + 2]])
@@ -157,14 +161,15 @@ class Schedule:
     """Weights that change with the index of the batch, in stages.
 
     Args:
-        weights: The weights of each stage, by the index of its first batch; index 0 must be a key. The weights of a
-            stage are a number of at least 0 for each member, as a list in the members' order or as a mapping by name.
+        weights: A dict from the index of a stage's first batch to the weights of the stage; index 0 must be a key. The
+            weights of a stage are a number of at least 0 for each member, as a list in the members' order or as a
+            mapping by name.
 
     Raises:
         ConfigError: A key is not the index of a batch, or the key 0 is missing.
 
     Example:
-        The first 1,000 batches contain only recorded data; later batches contain half fresh data:
+        The first 1,000 batches contain only recorded data; half of the windows of later batches are fresh data:
 
             Schedule({0: {"offline": 1, "online": 0}, 1000: {"offline": 1, "online": 1}})
     """

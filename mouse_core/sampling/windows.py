@@ -1,4 +1,4 @@
-"""Samplers of windows, either over the stream of steps or within episodes.
+"""Samplers of windows. Windows either lie anywhere in the stream of steps or lie within one episode each.
 
 Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees the transition from one
 episode to the next, and the field ``done`` marks the end of each episode.
@@ -56,7 +56,7 @@ class RandomWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches that together have about as many steps as the snapshot."""
+        """Return the number of batches that together contain about as many steps as the snapshot."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -75,7 +75,7 @@ class RandomWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class LastWindows(ManyStarts):
-    """Samples the last windows of the snapshot, without overlap, in ascending order; all batches are equal.
+    """Samples the last ``B`` windows of the snapshot, without overlap, in ascending order; all batches are equal.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -88,7 +88,7 @@ class LastWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return 1."""
+        """Return 1, because all batches are equal."""
         whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
         return 1
 
@@ -102,7 +102,7 @@ class LastWindows(ManyStarts):
 
 @dataclass(frozen=True)
 class SequentialWindows(ManyStarts):
-    """Samples epochs over the ``N // S`` windows without overlap, in a new random order for each epoch.
+    """Samples the ``N // S`` windows without overlap once per epoch, in a new random order for each epoch.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -118,7 +118,7 @@ class SequentialWindows(ManyStarts):
     drop_last: bool = True
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of full batches in an epoch, plus one if a short last batch is kept."""
+        """Return the number of full batches in an epoch, plus 1 if a short last batch is delivered."""
         at_least = self.batch_size if self.drop_last else 1
         windows = whole_windows(snapshot, self.sequence_length, at_least=at_least)
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
@@ -133,7 +133,7 @@ class SequentialWindows(ManyStarts):
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None if one of the batches is short."""
+        """See ``ManyStarts.starts_of_many``; the result is None if one of the batches is short."""
         windows, each = snapshot.num_rows // self.sequence_length, self.batches_per_epoch(snapshot)
         epoch, batch = divmod(first - epoch_start, each)
         full = windows // self.batch_size
@@ -159,7 +159,7 @@ class CyclicWindows(ManyStarts):
     batch_size: int
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the smallest number of batches that contains every window."""
+        """Return the smallest number of consecutive batches that together contain every window."""
         windows = whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
@@ -176,9 +176,10 @@ class CyclicWindows(ManyStarts):
 def _in_order(seed: int, epoch_start: int, windows: int, used: int, batches: range, size: int, rows: slice) -> Int64s:
     """Return the windows at the positions ``rows`` of each of several consecutive batches, int64 ``[batches, rows]``.
 
-    Each epoch orders ``windows`` windows at random; the first ``used`` of them are delivered. Example: with epochs of
-    10 and batches of 4 windows, the batches 1 and 2 have the positions 4..9 of epoch 0 and 0..1 of epoch 1. So the
-    window at position 2 of these batches has position 6 of epoch 0 and position 0 of epoch 1.
+    In each epoch, ``windows`` windows are ordered at random, and the first ``used`` windows of this order are
+    delivered. Example: with epochs of 10 windows and batches of 4 windows, the batches 1 and 2 have the positions 4..9
+    of epoch 0 and 0..1 of epoch 1. So the window at position 2 of these batches has position 6 of epoch 0 and position
+    0 of epoch 1.
     """
     stretches = cut_at_epochs(batches.start * size, len(batches) * size, used)
     if rows == slice(0, size):  # sections are cached for later batches
@@ -235,11 +236,12 @@ Weighting = Literal["step", "trajectory"]
 
 @dataclass(frozen=True)
 class Column:
-    """A boundary that windows do not cross: all rows of a window have the same value in a column. A window may span
-    several episodes.
+    """A boundary of windows: all rows of a window have the same value in a column. A window may contain several
+    episodes.
 
     Args:
-        name: The name of a column of numbers or texts, or of the field that reads the column. Null counts as a value.
+        name: The name of a column of numbers or texts, or the name of the field that reads the column. Null counts as a
+            value.
     """
 
     name: str
@@ -250,11 +252,11 @@ Boundary = Literal["stream", "episode", "task"] | Column
 
 @dataclass(frozen=True)
 class EpisodeWindows:
-    """Samples windows that each lie in one episode; an episode shorter than a window is one padded window.
+    """Samples windows, each of which lies in one episode; an episode shorter than a window is one padded window.
 
-    The random orders of windows are the same as in the samplers over the stream. "random" draws from the windows at all
-    possible starts; "sequential", "batch", "blocks" and "last" use windows without overlap, from the first row of each
-    episode on.
+    The random orders of windows are the same as in the samplers over the stream. With "random", a window can begin at
+    every possible row; with "sequential", "batch", "blocks" and "last", windows follow one another without overlap,
+    from the first row of each episode on.
 
     Args:
         sequence_length: Number of steps in a window, S.
@@ -321,7 +323,7 @@ class EpisodeWindows:
     def starts_of_many(
         self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int, rows: slice
     ) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None if batches differ in size."""
+        """See ``ManyStarts.starts_of_many``; the result is None if batches differ in size."""
         draw = getattr(self._order, "starts_of_many", None)
         ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start, rows)
         if ranks is None:
@@ -332,7 +334,7 @@ class EpisodeWindows:
     def starts_to_read(
         self, seed: int, batches: range, snapshot: Snapshot, epoch_start: int, *, rows: slice, begun: int
     ) -> Stretches | None:
-        """See ``ReadsBlocks.starts_to_read``; None if the sampling is not "blocks"."""
+        """See ``ReadsBlocks.starts_to_read``; the result is None if the sampling is not "blocks"."""
         if not isinstance(self._order, ReadsBlocks):
             return None
         numbers = self._numbers(snapshot)
@@ -340,7 +342,7 @@ class EpisodeWindows:
         return None if found is None else found._replace(starts=self._starts_of(snapshot, found.starts, seed, ()))
 
     def pool(self, snapshot: Snapshot) -> Any:
-        """See ``BlockWindows.pool``; None if the sampling is not "blocks"."""
+        """See ``BlockWindows.pool``; the result is None if the sampling is not "blocks"."""
         pool = getattr(self._order, "pool", None)
         return None if pool is None else pool(self._numbers(snapshot))
 
@@ -353,8 +355,8 @@ class EpisodeWindows:
         return lengths
 
     def _numbers(self, snapshot: Snapshot) -> Snapshot:
-        """Return a substitute for the snapshot, in which each row stands for a window or an episode; samplers of rows
-        then draw windows or episodes.
+        """Return a substitute for the snapshot in which each row represents a window or an episode, so that samplers of
+        rows draw windows or episodes.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         return self._numbered(view.count if self.weighting == "step" else view.episode_count, snapshot)
@@ -365,9 +367,10 @@ class EpisodeWindows:
     def _starts_of(
         self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int], begin: int = 0
     ) -> Int64s:
-        """Return the first row of each of the windows ``ranks``, int64 ``[n]``, for batches of equal size.
+        """Return the first row of each window in ``ranks``, int64 ``[n]``, for batches of equal size.
 
-        ``ranks`` contains the windows of several batches; of each batch, the windows from position ``begin`` on.
+        ``ranks`` contains the indices of the windows of several batches: of each batch, the windows from position
+        ``begin`` on.
         """
         view = self._windows(snapshot, tiled=self.sampling != "random")
         if self.weighting == "step":
@@ -386,8 +389,9 @@ class EpisodeWindows:
 
     @property
     def _stretch(self) -> str | None:
-        """The column that has the same value in all rows of a window; None: all rows of a window are in the same
-        episode."""
+        """The column that has the same value in all rows of a window; None if all rows of a window are in the same
+        episode instead.
+        """
         return None
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -402,16 +406,15 @@ class EpisodeWindows:
         return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
-        """Return the view of windows, with its number of windows already computed, because several threads may use the
-        view."""
+        """Compute the number of windows of a view now, because several threads may use the view; return the view."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
 
 
 @dataclass(frozen=True)
 class EpisodeAnchors(EpisodeWindows):
-    """Samples windows without padding; every step has at least ``before`` earlier and ``behind`` later steps in its
-    episode.
+    """Samples windows without padding; before every step, its episode has at least ``before`` steps, and after it at
+    least ``behind`` steps.
 
     Args:
         before, behind: Number of rows that the episode must have before and after every step of a window.
@@ -430,7 +433,7 @@ class StretchWindows(EpisodeWindows):
     """Samples windows whose rows have the same value in a column; otherwise like ``EpisodeWindows``.
 
     Args:
-        column: Name of the column; "" means the task column.
+        column: The name of the column; "" means the column of tasks.
     """
 
     column: str = ""
@@ -445,8 +448,8 @@ class TransitionWindows(EpisodeWindows):
     """Samples windows of S consecutive transitions of one episode; otherwise like ``EpisodeWindows``.
 
     A window begins at a row that has a transition. With alignment "arrived", every row except the last row of an
-    episode has a transition. With "outgoing", the last row also has a transition if it is terminal; otherwise its next
-    observation is missing.
+    episode has a transition. With "outgoing", the last row also has a transition if the row is terminal; otherwise the
+    last row has no transition, because its next observation is missing.
     """
 
     def _table(self, snapshot: Snapshot) -> EpisodeIndex:
@@ -466,7 +469,8 @@ class TransitionWindows(EpisodeWindows):
 
 
 def _transitions(snapshot: Snapshot) -> tuple[EpisodeIndex, Int64s]:
-    """Return the episode index, which counts transitions instead of rows, and the rows without a transition, ascending.
+    """Return an episode index that counts transitions instead of rows, and the rows without a transition, in ascending
+    order.
 
     Example: two episodes have the rows 0 1 2 and 3 4 5, and the rows 2 and 5 have no transition. The rows 0 1 are the
     transitions 0 1, the rows 3 4 are the transitions 2 3, and the episodes begin at the transitions 0 and 2. One row
@@ -504,8 +508,8 @@ def sampler_of(
     weighting: Weighting,
     pad: bool | float | None,
 ) -> WindowSampler:
-    """Return the sampler for the name ``sampling``, over the stream or within episodes; a sampler is returned
-    unchanged. See ``BatchSource``.
+    """Return the sampler for the arguments, which are described in ``BatchSource``; if ``sampling`` is a sampler,
+    return it unchanged.
 
     Raises:
         ConfigError: The name is unknown, or the sampling does not support an option.
@@ -563,12 +567,12 @@ def window_sampler(
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A substitute for a snapshot, in which each row stands for a window; a sampler of rows then draws windows.
+    """A substitute for a snapshot in which each row represents a window, so that a sampler of rows draws windows.
 
     Args:
         num_rows: Number of windows.
         window_rows: Largest number of rows of a window.
-        rows_of: The snapshot whose rows are drawn.
+        rows_of: The snapshot from which the rows of windows are read.
     """
 
     num_rows: int

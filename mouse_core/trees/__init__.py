@@ -1,4 +1,4 @@
-"""A graph of rollouts in which equal observations are one node, and the tree of recorded continuations of an
+"""A graph of rollouts in which equal observations are one node, and the tree of the recorded rollouts that begin at an
 observation.
 """
 

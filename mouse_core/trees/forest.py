@@ -24,14 +24,14 @@ Integers = npt.NDArray[np.int64]
 
 
 class Graph(NamedTuple):
-    """The part of a forest below a root: vertices, the root first, and edges between vertices.
+    """The part of a forest that is reachable from a root: vertices and edges. Vertex 0 is the root.
 
     Attributes:
-        nodes: The index in the forest of each node: first of the vertices, then of the nodes inside edges.
-        edges: The parent and child vertex of each edge, ordered by parent, ``[E, 2]``.
+        nodes: The index of each node in the forest: first the vertices, then the nodes inside edges.
+        edges: The parent and the child vertex of each edge, ``[E, 2]``, ordered by the parent.
         bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``.
         steps: For each step, the index of its edge in the forest.
-        ended: Whether every transition of an edge terminated its episode.
+        ended: Whether every transition of each edge terminated its episode.
         vertices: The number of vertices.
     """
 
@@ -44,7 +44,7 @@ class Graph(NamedTuple):
 
 
 def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> Graph:
-    """Return the graph below a node.
+    """Return the graph that is reachable from a node.
 
     Args:
         forest: The links between the forest's nodes.
@@ -62,14 +62,14 @@ def collect(forest: Links, root: int, max_depth: int | None, compact: bool) -> G
 
 
 class Links(NamedTuple):
-    """The links between the nodes of a forest, as memory views, whose items are read quickly.
+    """The links between the nodes of a forest, as memory views, because single items of memory views are read quickly.
 
     Attributes:
-        latest: The newest edge that leaves each node; -1 without an edge.
-        previous: For each edge, the previous edge that leaves the same node; -1 without an edge.
-        target: The node that each edge leads to.
-        terminated, count: For each edge, the number of episodes that terminated with the edge, and the number of its
-            transitions.
+        latest: The newest edge that leaves each node; -1 if no edge leaves the node.
+        previous: For each edge, the previous edge that leaves the same node; -1 if there is no previous edge.
+        target: The node to which each edge leads.
+        terminated, count: For each edge, the number of episodes that terminated with the edge, and the number of
+            transitions of the edge.
     """
 
     latest: Any
@@ -92,7 +92,9 @@ class Links(NamedTuple):
 
 
 def _reachable(forest: Links, root: int, max_depth: int | None) -> dict[int, list[int]]:
-    """Return the edges that leave each reachable node. Edges whose transitions all terminated are not followed."""
+    """Return the edges that leave each node that is reachable from the root. Edges whose transitions all terminated are
+    not followed.
+    """
     out: dict[int, list[int]] = {}
     waiting, seen = deque([(root, 0)]), {root}
     while waiting:
@@ -127,7 +129,7 @@ def _chain(forest: Links, out: dict[int, list[int]], edge: int, kept: set[int]) 
 
 
 def _numbered(forest: Links, root: int, max_depth: int | None, chains: dict[int, list[list[int]]]) -> Graph:
-    """Return the graph; its vertices are in the order of their distance from the root."""
+    """Return the graph, with vertices ordered by their distance from the root."""
     number, depths = {root: 0}, [0]
     order, edges, bounds, steps = [root], [], [0], []
     ended = []
@@ -184,7 +186,9 @@ class Transitions(NamedTuple):
 
 
 class _Rows:
-    """Access to the fields of rows, whose first ``batch_dims`` axes count rows, as arrays ``[B, T, ...]``."""
+    """Gives access to the fields of rows as arrays ``[B, T, ...]``. The first ``batch_dims`` axes of the rows are batch
+    axes.
+    """
 
     def __init__(self, given: dict[FieldKey, Any], batch_dims: int) -> None:
         self.given, self.batch_dims = given, batch_dims
@@ -213,7 +217,7 @@ class _Rows:
         return {key: self.field(key) for key in keys}
 
     def number(self, key: FieldKey) -> npt.NDArray[Any]:
-        """Return a field with one number for each row as ``[B, T]``; a last axis of length 1 is removed."""
+        """Return a field with one number for each row as an array ``[B, T]``; a last axis of length 1 is removed."""
         array = self.field(key)
         if array.shape[2:] not in ((), (1,)) or array.dtype.kind not in "biuf":
             raise SchemaError(
@@ -223,7 +227,9 @@ class _Rows:
         return array.reshape(array.shape[:2])
 
     def dones(self, prefix: tuple[str, ...]) -> npt.NDArray[np.int8] | None:
-        """Return done codes 0, 1 or 2, ``[B, T]``, from the flags under a prefix; None without flags."""
+        """Return done codes 0, 1 or 2, ``[B, T]``, computed from the fields "done", "terminated" and "truncated" under
+        a prefix; None if the rows have none of these fields.
+        """
         keys = {name: (*prefix, name) if prefix else name for name in _DONE}
         flags = {name: self.number(key) for name, key in keys.items() if self.has(key)}
         return end_codes(flags, "done", where="rows") if flags else None
@@ -239,25 +245,25 @@ def _batch_dims(given: dict[FieldKey, Any], batch_dims: int | None) -> int:
 
 _NUMBERS = ("source", "target", "previous", "count", "terminated", "truncated")
 _EDGE = np.dtype([(name, "i8") for name in _NUMBERS] + [("reward", "f8")])
-"""The record of a forest's edge: its nodes, the previous edge of the same source node (or -1), the counts of its
+"""The dtype of an edge of a forest: its two nodes, the previous edge of the same source node (or -1), the counts of its
 transitions and of ends of episodes, and the sum of its rewards.
 """
 
 
 class Forest:
-    """A graph of transitions: each observation is a node, and each action an edge to the next observation.
+    """A graph of transitions: each observation is a node, and each action is an edge to the next observation.
 
-    Observations that are equal byte by byte, in any rollout, are one node. An edge is identified by a node, an action
-    and the next node, so an action with several outcomes has an edge for each outcome. An edge stores the count of its
-    transitions, the sum of their rewards, and the count of ends of episodes. The order of transitions determines the
-    indices of nodes and edges, and the values of ``extra``. The forest is kept in memory; ``dumps`` writes it to a
-    file.
+    Observations that are equal byte by byte are one node, also if they are from different rollouts. An edge is
+    identified by a node, an action and the next node, so an action with several outcomes (next nodes) has an edge for
+    each outcome. An edge stores the count of its transitions, the sum of their rewards, and the count of ends of
+    episodes. The order of transitions determines the indices of nodes and edges, and the values of ``extra``. The
+    forest is kept in memory; ``dumps`` writes it to a file.
 
     Args:
         observation: Fields of the observation.
         action: Fields of the action.
         reward: The field with the reward.
-        extra: Further fields of edges, with the values of the latest transition.
+        extra: Further fields of edges; an edge has the values of its latest transition.
 
     Raises:
         ConfigError: An argument is not a list of fields, or a required list is empty.
@@ -310,7 +316,7 @@ class Forest:
 
     @property
     def nbytes(self) -> int:
-        """The size in memory in bytes."""
+        """The size of the forest in memory in bytes."""
         parts = (self._node_map, self._edge_map, self._extra, self._memory, self._latest)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -321,14 +327,14 @@ class Forest:
 
         Args:
             rollouts: Nested dicts of arrays, or a list of single rows. With a field "next", each row is a transition
-                (TED): the observation and action are at the root, the next observation, reward and done in "next";
-                reward and done may also be at the root. Without "next", rows have the alignment "arrived", as in
-                stores: the action, reward and done of a row led to the row's observation. Episodes then end where
-                "done" is not 0, and begin where "time" or "episode_step" is 0. Rows of alignment "outgoing" need a
-                "next". "done" is 0, 1 (terminal) or 2 (truncated); alternatively rows have the flags "done",
+                (TED): the observation and action are at the root, and the next observation, reward and done are in
+                "next"; reward and done may also be at the root. Without "next", rows have the alignment "arrived", as
+                in stores: the action, reward and done of a row led to the row's observation. Episodes then end where
+                "done" is not 0, and begin where "time" or "episode_step" is 0. Rows of alignment "outgoing" must have a
+                field "next". "done" is 0, 1 (terminal) or 2 (truncated); alternatively rows have the flags "done",
                 "terminated" and "truncated". Rows that a field "mask" excludes are ignored.
-            batch_dims: The number of axes that count rows: 1 for ``[n]``; 2 for windows ``[B, T]``; 0 for a single
-                transition. By default the number of axes of "mask", else 1.
+            batch_dims: The number of batch axes: 1 for ``[n]``, 2 for windows ``[B, T]``, 0 for a single transition. By
+                default the number of axes of "mask", or 1 if there is no mask.
 
         Returns:
             The edge of each transition, int64 ``[n]``, in the order of the transitions.
@@ -364,7 +370,8 @@ class Forest:
         return edges
 
     def _transitions(self, rollouts: Any, batch_dims: int | None) -> Transitions:
-        """Convert rollouts to transitions; rows in TED have a field "next", other rows have the alignment "arrived".
+        """Convert rollouts to transitions. Rows with a field "next" have the layout TED; other rows have the alignment
+        "arrived".
 
         Raises:
             SchemaError, MissingFieldError, DataError, ConfigError: See ``extend``.
@@ -421,7 +428,7 @@ class Forest:
         )
 
     def _grow(self, before: int) -> None:
-        """Extend the memory so that it has a place for every edge; edges from index ``before`` on are new."""
+        """Enlarge the memory so that every edge has a place; edges from index ``before`` on are new."""
         length = len(self._edge_map)
         if length > len(self._memory):
             larger = np.empty(max(length, len(self._memory) * 3 // 2, 16), _EDGE)
@@ -430,7 +437,7 @@ class Forest:
         self._memory[before:length] = 0
 
     def _link(self, before: int) -> None:
-        """Link the edges from index ``before`` on as the newest edges of their source nodes."""
+        """Link the edges from index ``before`` on: each of them becomes the newest edge of its source node."""
         if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
             self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
         sources = self._memory["source"][before : len(self)]
@@ -443,7 +450,7 @@ class Forest:
         self._latest[sources] = new  # of equal sources the last one stays
 
     def _check(self, given: Transitions) -> None:
-        """Raise all errors of adding the rows, before any part of the forest changes."""
+        """Raise every error that adding the transitions can cause, before any part of the forest is changed."""
         one = {key: array[:1] for key, array in given.before.items()}
         after = {key: array[:1] for key, array in given.after.items()}
         for key, array in one.items():
@@ -474,7 +481,7 @@ class Forest:
         return nodes
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Return whether the forest has a node for each observation, bool ``[n]``; raises the errors of ``index``."""
+        """Return whether the forest has a node for each observation, bool ``[n]``; raise the errors of ``index``."""
         return self.index(rows) >= 0
 
     def get_children(self, root: Any) -> Any:
@@ -484,7 +491,8 @@ class Forest:
             root: A single observation (without an axis of rows), or the index of a node.
 
         Returns:
-            Rows in TED ``[n, ...]``, one row for each edge, with a field "count" and the mean reward.
+            Rows in the layout TED, ``[n, ...]``: one row for each edge that leaves the observation, with the mean
+            reward and a field "count".
 
         Raises:
             MissingRowError: The observation is not in the forest.
@@ -495,8 +503,9 @@ class Forest:
         """Return the tree of recorded rollouts that begin at an observation.
 
         Args:
-            root: A single observation (without an axis of rows), or the index of a node. Other fields are ignored.
-            max_depth: The largest number of edges from the root to a vertex; None for no limit.
+            root: A single observation (without an axis of rows), or the index of a node. Fields that are not part of
+                the observation are ignored.
+            max_depth: The largest number of edges from the root to a vertex; None: no limit.
             compact: Whether an observation with one incoming and one outgoing edge becomes part of an edge instead of a
                 vertex.
 
@@ -544,7 +553,7 @@ class Forest:
         return node
 
     def _steps(self, edges: Integers, nodes: Integers) -> Steps:
-        """Return edges as steps between nodes; a step names a node by its position in ``nodes``."""
+        """Return edges as steps between nodes; a step refers to a node by the node's position in ``nodes``."""
         order = np.argsort(nodes, kind="stable")
 
         def place(node: Integers) -> Integers:
@@ -614,7 +623,7 @@ class Forest:
 
 
 def _actions(fields: dict[FieldKey, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Return the fields of actions for the key of an edge. The fields are named by numbers, because the name of a field
-    may equal the name of another part of the key.
+    """Return the fields of actions for the key of an edge. The names of the fields are replaced by numbers, because a
+    field may have the name of another part of the key.
     """
     return {"action": {str(number): array for number, array in enumerate(fields.values())}} if fields else {}

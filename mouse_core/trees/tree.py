@@ -1,4 +1,4 @@
-"""Tree: the recorded continuations of an observation."""
+"""Tree: the recorded rollouts that begin at an observation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
 
 
 def as_arrays(rows: Any) -> Any:
-    """Convert lists of text, and lists of values that differ in length, in rows to arrays."""
+    """Convert lists in rows to arrays: lists of text, and lists of values that differ in length."""
     if isinstance(rows, dict):
         return {name: as_arrays(child) for name, child in rows.items()}
     if not isinstance(rows, list) or all(isinstance(value, str) for value in rows):
@@ -56,10 +56,10 @@ Edges = list[list[tuple[int, int, bool]]]
 
 
 def components(edges: Edges) -> list[list[int]]:
-    """Return the strongly connected components: vertices on a common cycle are one group. In the result, a group comes
-    after all groups to which its edges lead.
+    """Return the strongly connected components: vertices on a common cycle form one group. In the result, a group comes
+    after all groups to which the edges of the group lead.
 
-    Tarjan (1972), "Depth-first search and linear graph algorithms", without recursion.
+    The algorithm is from Tarjan (1972), "Depth-first search and linear graph algorithms", here without recursion.
     """
     groups: list[list[int]] = []
     number, lowest = [-1] * len(edges), [0] * len(edges)
@@ -124,8 +124,8 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
 
 
 def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
-    """Return the number of edges of the longest path, and the number of vertices, where a vertex is counted once for
-    each path to the vertex.
+    """Return the number of edges of the longest path, and the number of vertices; a vertex is counted once for each
+    path that leads to it.
 
     Paths inside a group are enumerated from each entry vertex; other paths are counted by sums.
     """
@@ -149,9 +149,8 @@ def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
 
 
 def _ways(edges: Edges, member: list[int], begin: int) -> Iterator[tuple[int, int]]:
-    """Yield, for each path within a group that visits no vertex twice, its length and the first vertex after the group.
-
-    The vertex is -1 if the path ends in the group.
+    """Yield, for each path within a group that visits no vertex twice, the length of the path and the first vertex
+    after the group. This vertex is -1 if the path ends in the group.
     """
     passed = {begin}
     way = [(begin, iter(edges[begin]))]
@@ -182,7 +181,9 @@ def _plain(value: Any) -> Any:
 
 
 def _places(tree: Tree) -> tuple[list[float], list[int]]:
-    """Return the plot positions of vertices: leaves next to each other, other vertices centred above their children."""
+    """Return the positions of vertices in a plot: leaves lie next to each other, and other vertices are centred above
+    their children.
+    """
     down, below = [0] * len(tree), [[] for _ in range(len(tree))]  # type: list[int], list[list[int]]
     seen = {0}
     for parent, child in tree.edges.tolist():
@@ -207,14 +208,15 @@ def _places(tree: Tree) -> tuple[list[float], list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The recorded rollouts that begin at an observation: vertices, and edges that consist of the steps between two
-    vertices.
+    """The recorded rollouts that begin at an observation. A tree has vertices (observations) and edges; an edge
+    consists of the steps between two vertices.
 
     Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they
-    leave. A path lists, for each vertex on it, the index of the chosen edge among the leaving edges: ``(0, 2)`` is the
-    first edge of the root, followed by the third edge of the next vertex. An observation is one vertex even if several
-    edges, and thus several paths, lead to it. A path ends with an edge that leads back to a vertex of the path, with an
-    edge at which every episode terminated, or at a vertex without leaving edges.
+    leave. A path is a tuple: for each vertex on the path, the index of the chosen edge among the edges that leave the
+    vertex. ``(0, 2)`` is the first edge of the root, followed by the third edge of the next vertex. An observation is
+    one vertex even if several edges, and therefore several paths, lead to the observation. A path ends with an edge
+    that leads back to a vertex of the path, with an edge at which every episode terminated, or at a vertex without
+    leaving edges.
 
     ``Forest.get_tree`` creates a tree; later changes of the forest do not affect the tree.
 
@@ -223,8 +225,8 @@ class Tree:
         edges: The start and end vertex of each edge, int64 ``[E, 2]``.
         counts: The number of transitions of each edge's first step, int64 ``[E]``.
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
-        dones: Done codes, int8 ``[E]``: 1 if every episode terminated with the edge; 2 if every episode ended with it,
-            but not all terminated; else 0. ``steps`` has the counts.
+        dones: Done codes, int8 ``[E]``: 1 if every episode terminated with the edge; 2 if every episode ended with the
+            edge, but not all terminated; else 0. ``steps`` contains the numbers of terminated and truncated episodes.
         ended: Whether every episode terminated with the edge, bool ``[E]``.
         bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``, int64 ``[E + 1]``.
         steps: All steps, in the order of the edges.
@@ -316,7 +318,7 @@ class Tree:
         return vertices
 
     def contains(self, rows: Any) -> npt.NDArray[np.bool_]:
-        """Return whether the tree has a vertex for each observation, bool ``[n]``; raises the errors of ``index``."""
+        """Return whether the tree has a vertex for each observation, bool ``[n]``; raise the errors of ``index``."""
         return self.index(rows) >= 0
 
     # ------------------------------------------------------------------ paths
@@ -324,15 +326,15 @@ class Tree:
     def valid_paths(self) -> Iterator[Path]:
         """Yield all paths from the root to their ends, paths with fewer edges first.
 
-        If several paths lead to the same observations, the number of paths may be very large; paths are created one by
-        one.
+        The number of paths can be very large if several paths lead to the same observations; therefore paths are
+        created one by one.
         """
         return paths(self._leaving, self._groups)
 
     def max_length(self) -> int:
         """Return the number of edges on the longest path.
 
-        Paths through cycles are enumerated one by one, and there may be very many paths.
+        Paths through cycles are enumerated one by one, so the call can take long if there are very many paths.
         """
         return folded(self._leaving, self._groups)[0]
 
@@ -340,16 +342,18 @@ class Tree:
         """Return the number of vertices.
 
         Args:
-            count_repeat: Whether a vertex is counted once for each path to the vertex; see ``max_length`` for the cost.
+            count_repeat: Whether a vertex is counted once for each path to the vertex; as in ``max_length``, the call
+                can then take long.
         """
         return folded(self._leaving, self._groups)[1] if count_repeat else len(self)
 
     def select_by(self, scores: npt.ArrayLike | Callable[[Tree], npt.ArrayLike]) -> Path:
-        """Return the path that takes the edge with the largest score at each vertex; among equal scores, the first
-        edge.
+        """Return the path that follows, at each vertex, the edge with the largest score; of several edges with equal
+        scores, the first edge.
 
         Args:
-            scores: A number for each edge ``[E]``, such as ``counts``, or a function from the tree to these numbers.
+            scores: A number for each edge, ``[E]``, such as ``counts``; or a function that takes the tree and returns
+                these numbers.
 
         Returns:
             The path up to its end.
@@ -372,7 +376,9 @@ class Tree:
     # ------------------------------------------------------------------ rollouts
 
     def rollout(self, edge: int) -> Any:
-        """Return the steps of an edge as rows of TED: a nested dict of arrays ``[n, ...]``, with "count"."""
+        """Return the steps of an edge as rows in the layout TED: a nested dict of arrays ``[n, ...]``, with a field
+        "count".
+        """
         return self.rows(np.arange(self.bounds[edge], self.bounds[edge + 1]))
 
     def rollout_from_path(self, path: Sequence[int]) -> Any:
@@ -385,7 +391,9 @@ class Tree:
         return self.rows(np.concatenate([np.empty(0, np.int64), *steps]))
 
     def rows(self, steps: Any = slice(None)) -> Any:
-        """Return steps, by default all, as rows of TED: arrays ``[n, ...]``, with "count"."""
+        """Return the given steps, by default all steps, as rows in the layout TED: arrays ``[n, ...]``, with a field
+        "count".
+        """
         taken = self.steps
         dones = taken.dones[steps]
         rows = {key: array[steps] for key, array in taken.fields.items()}
@@ -399,8 +407,8 @@ class Tree:
     # ------------------------------------------------------------------ texts and plots
 
     def to_string(self, format: Callable[[Tree, int], Any] | None = None) -> str:
-        """Return a text with a line for each path to a vertex, indented by the path's length. Below a repeated vertex,
-        the text is "...".
+        """Return a text with a line for each path to a vertex, indented by the length of the path. If the text already
+        contains the lines below a vertex, "..." replaces these lines.
 
         Args:
             format: A function ``format(tree, edge)`` that returns the text of an edge; by default the observation at
@@ -426,8 +434,8 @@ class Tree:
         return "\n".join(lines)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
-        """Draw the tree with matplotlib: vertices are placed by their depth, and edges have a width according to their
-        count.
+        """Draw the tree with matplotlib. Vertices are placed by their depth; the more transitions an edge has, the
+        wider it is drawn.
 
         Args:
             ax: The axes to draw on; by default new axes.
@@ -468,8 +476,8 @@ class Tree:
 
     @cached_property
     def _leaving(self) -> Edges:
-        """Return, for each vertex, its leaving edges: the index of the edge, its child vertex, and whether every
-        episode terminated with the edge.
+        """Return the edges that leave each vertex. For each edge: its index, its end vertex, and whether every episode
+        terminated with the edge.
         """
         edges: Edges = [[] for _ in range(len(self))]
         for edge, ((parent, child), ended) in enumerate(zip(self.edges.tolist(), self.ended.tolist(), strict=True)):
@@ -482,7 +490,7 @@ class Tree:
 
     @cached_property
     def _offsets(self) -> list[int]:
-        """Return the first edge of each vertex."""
+        """Return the index of the first edge that leaves each vertex."""
         found: list[int] = np.searchsorted(self.edges[:, 0], np.arange(len(self) + 1)).tolist()
         return found
 
