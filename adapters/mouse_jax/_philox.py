@@ -50,12 +50,12 @@ def permutation(seed: jax.Array, epoch: jax.Array, n: int) -> jax.Array:
 def integers(word: jax.Array, high: jax.Array) -> jax.Array:
     """Convert random words to integers in ``[0, high)``, with the same results as ``Key.integers``.
 
-    ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies it by ``high`` and
-    truncates. The float64 product is rounded to 53 bits before it is truncated. A product that lies less than half a
-    unit in the last place below an integer is therefore rounded up to this integer. In contrast, ``integers`` computes
-    the product exactly, and then applies the same rounding. If the product's integer part q has b bits, 53 - b bits
-    remain for the fraction. With 53 - b bits, the float64 product is rounded up to q + 1 if the fraction is at least
-    ``1 - 2**(b - 54)``. A tie is also rounded to q + 1, because the last bit of q + 1 is 0.
+    ``Key.integers`` converts a word's upper 53 bits, m, to the float64 ``m * 2**-53``, multiplies this number by
+    ``high``, and truncates the product. The float64 product is rounded to 53 bits before it is truncated. A product
+    that lies less than half a unit in the last place below an integer is therefore rounded up to this integer. In
+    contrast, ``integers`` computes the product exactly, and then applies the same rounding. If the product's integer
+    part q has b bits, 53 - b bits remain for the fraction. Therefore the float64 product is rounded up to q + 1 if the
+    fraction is at least ``1 - 2**(b - 54)``. A tie is also rounded to q + 1, because the last bit of q + 1 is 0.
 
     Args:
         word: The words, uint64 ``[n]``.

@@ -170,7 +170,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
 
     Args:
         num_workers: Number of threads that create batches and transfer them to the device; with 0 the calling thread
-            does both. The stream of batches does not depend on this number.
+            creates and transfers the batches. The stream of batches does not depend on this number.
         pin_memory: Ignored.
         device: A ``jax.Device``, a platform ("cpu", "gpu"), or a platform with a number ("gpu:1"); None: JAX's default
             device, or the device of the replay buffer's batches.

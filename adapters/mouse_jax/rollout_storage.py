@@ -411,7 +411,8 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     Args:
         rollout: A full rollout; if the rollout has the field ``values``, its returns must be computed.
         rows: Flat indices of rows, ``step * N + env``, int32 ``[B]``.
-        histories: For each field of the dict, how many of its most recent frames (H) the mini-batch also has.
+        histories: A dict from field to a number of frames H; the mini-batch also contains the last H frames of these
+            fields.
 
     Raises:
         RolloutError, ConfigError: See ``mini_batches``.

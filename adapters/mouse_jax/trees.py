@@ -103,7 +103,9 @@ def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], k
 
 
 def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:
-    """Convert the values of rows one by one. A sharding is not used, because it applies only to complete batches."""
+    """Convert the values of rows one by one. A sharding is not used, because a sharding applies only to complete
+    batches.
+    """
     where = None if isinstance(target, Sharding) else target
     return [_lists(value, where) if is_varying(value) else as_jax(value, where) for value in values]
 

@@ -37,7 +37,7 @@ def words(seed: Any, index: Any, n: int, purpose: Purpose = Purpose.REPLAY) -> t
     """Return ``Key(seed, purpose, index).bits(n)`` as a tensor, int64 ``[n]``.
 
     On the host, NumPy computes the words, because NumPy is fastest. On other devices, torch computes the words by about
-    400 operations on ``n / 4`` numbers, which it fuses into one operation.
+    400 operations on ``n / 4`` numbers, and fuses these operations into one.
 
     Args:
         seed: The 64 bits of the seed, int64 ``[]``: a tensor, or a NumPy array if values can be read.
@@ -90,7 +90,7 @@ def _(seed: torch.Tensor, index: torch.Tensor, n: int, purpose: int) -> torch.Te
 @torch.library.custom_op("mouse_torch::counted", mutates_args=())
 def _counted(index: torch.Tensor, blocks: int) -> torch.Tensor:
     """Return the integers ``1 .. blocks``, computed such that the compiler Inductor does not know their range. If
-    Inductor knew the range, it would compute in 32 bits on CUDA.
+    Inductor knew the range, Inductor would compute in 32 bits on CUDA.
     """
     return torch.arange(1, blocks + 1, device=index.device)
 

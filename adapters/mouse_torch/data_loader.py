@@ -68,8 +68,9 @@ class WindowDataset(Dataset[dict[str, torch.Tensor]]):
     Args:
         store: The store, as in ``mouse_core.BatchSource``. Rows that are added to the store later are not in the
             dataset.
-        sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. If it is None (only with
-            ``windows`` or ``transitions``), each item is a single row or a single transition, ``{field: [...]}``.
+        sequence_length: The number of steps in a window, as in ``mouse_core.BatchSource``. If ``sequence_length`` is
+            None (only with ``windows`` or ``transitions``), each item is a single row or a single transition, ``{field:
+            [...]}``.
         options: The options ``fields``, ``required_fields``, ``dtypes``, ``boundary``, ``pad``, ``windows``,
             ``normalize``, ``layout`` and ``transitions`` of ``mouse_core.BatchSource``.
 
@@ -116,9 +117,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     distributed. ``batch_size`` is the size of the batch over all processes. Accelerate and Lightning save the loader's
     state in their checkpoints; Transformers skips batches by their indices, without loading the batches.
 
-    A DataLoader with worker processes can be created from ``loader.dataset`` and ``loader.sampler``. It delivers the
-    epoch that ``set_epoch`` selected, as dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
-    sampler=loader.sampler, num_workers=4)``.
+    A DataLoader with worker processes can be created from ``loader.dataset`` and ``loader.sampler``. Such a DataLoader
+    delivers the epoch that ``set_epoch`` selected, as dicts of tensors: ``StatefulDataLoader(loader.dataset,
+    batch_size=None, sampler=loader.sampler, num_workers=4)``.
 
     Args:
         store, sequence_length, batch_size, sampling: The arguments of ``mouse_core.prefetch.Batchifier``.
@@ -242,7 +243,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
 
 
 class EpochDataset(Dataset[Any]):
-    """The ``dataset`` of a ``DataLoader``: batches by index, created in the process that reads them.
+    """The ``dataset`` of a ``DataLoader``: a dataset of batches by index; a batch is created in the process that reads
+    the batch.
 
     Args:
         source: The source of the batches.
@@ -296,8 +298,8 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
     """The indices of an epoch's batches, each as a list of one integer. All ranks get the same indices, because the
     source already shards each batch.
 
-    The class derives from ``DistributedSampler``, so trainers do not shard it again, and from ``BatchSampler``, so
-    trainers can skip batches.
+    The class derives from ``DistributedSampler``, so trainers do not shard the sampler again, and from
+    ``BatchSampler``, so trainers can skip batches.
 
     Args:
         dataset: The dataset of the batches.
@@ -344,7 +346,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
 
 
 def _ranks_so_far() -> Shard:
-    """Return the rank of this process and the number of processes; (0, 1) if they are unknown."""
+    """Return the rank of this process and the number of processes; (0, 1) if these numbers are unknown."""
     try:
         return find_ranks()
     except ConfigError:

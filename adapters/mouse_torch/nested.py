@@ -15,7 +15,7 @@ def as_nested(batch: Any) -> Any:
 
     The batch may come from a source with ``packed=``, or from ``groups.concatenate``, with or without a capacity. No
     values are copied: the nested tensors share the memory of the batch. All nested tensors have the same offsets, so
-    that they can be combined in computations.
+    the tensors can be combined in computations.
 
     Args:
         batch: A TensorDict, or a dict of tensors, with ``cu_seqlens`` ``[B + 1]`` and fields ``[T, ...]``; or a tuple

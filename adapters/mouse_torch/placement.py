@@ -49,7 +49,8 @@ def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callab
     """Return a function of the core with an additional argument ``device``, by default the CPU.
 
     Args:
-        function: The function of the core. Its first argument is the examples, and it returns NumPy arrays.
+        function: The function of the core. The first argument of the function is the examples; the function returns
+            NumPy arrays.
         place: A function that is called with the arrays, the device and the examples, and that returns the result.
     """
 

@@ -66,8 +66,8 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
 
     Args:
         storage: The storage of the rows; by default 1,000 rows in memory.
-        transform: The transforms of batches. They receive NumPy arrays, or tensors if rows are stored as tensors; the
-            transforms of ``mouse_core.replay`` accept both.
+        transform: The transforms of batches. Transforms receive NumPy arrays, or tensors if rows are stored as tensors;
+            the transforms of ``mouse_core.replay`` accept both.
         device: The torch device of batches, and of the rows of an ``ArrayStorage``; None: the host.
         sampler, writer, batch_size, seed, and others: The arguments of ``mouse_core.replay.ReplayBuffer``.
 

@@ -140,10 +140,10 @@ def on_device(draw: Draw, device: torch.device) -> Draw:
 def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:
     """Convert a batch, or rows, to a TensorDict on a device; return a batch that is not a tree of arrays unchanged.
 
-    The batch size of the TensorDict is ``size``. By default, it consists of the leading axes that all fields have in
-    common, but of no more axes than ``index`` has: ``[batch_size]``, or ``[B, S]``. Tuples and lists of arrays become
-    dicts with the keys "0", "1", ...; named tuples become dicts of their fields; values other than numbers become
-    non-tensor data.
+    The batch size of the TensorDict is ``size``. By default, the batch size consists of the leading axes that all
+    fields have in common, but of no more axes than ``index`` has: ``[batch_size]``, or ``[B, S]``. Tuples and lists of
+    arrays become dicts with the keys "0", "1", ...; named tuples become dicts of their fields; values other than
+    numbers become non-tensor data.
     """
     if batch is None or not is_node(batch):
         return as_tensor(batch, device) if isinstance(batch, np.ndarray) and is_number(batch.dtype) else batch

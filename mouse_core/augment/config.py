@@ -32,7 +32,7 @@ C = TypeVar("C")
 
 
 def check_number(where: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ConfigError if it is not a finite number."""
+    """Return ``value`` as a float; raise ConfigError if ``value`` is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ConfigError(f"{where}: expected a number, found {value!r}")
     if not math.isfinite(value):
@@ -255,7 +255,7 @@ class ImageFields:
 
     @property
     def scalars(self) -> dict[str, AugmentScalarSpec]:
-        """A dict with the distributions "scale" and "shift" of the pixels, without those that are None."""
+        """A dict with the distributions "scale" and "shift" of the pixels; a distribution that is None is left out."""
         both = {"scale": self.scale, "shift": self.shift}
         return {option: spec for option, spec in both.items() if spec is not None}
 
@@ -360,7 +360,7 @@ class Change(NamedTuple):
             key: The key of the random numbers.
             call: The index of the call if masks are drawn; otherwise 0.
             shape: ``(B, S)`` of the complete batch, over all shards.
-            there: A function that takes fields, and returns those that the batch has.
+            there: A function that takes fields, and returns the fields among them that the batch has.
             image_shape: See ``draw``.
         """
         return self.what.draw(partial(self._stream, key, call), shape, there, image_shape)

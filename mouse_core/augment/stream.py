@@ -41,7 +41,7 @@ class StreamAugment:
         arriving: The fields of a batch before augmentation.
         computed: A dict from field to the dtype in which numbers are scaled and shifted. These dtypes are the dtypes of
             ``arriving`` before any replacement for a framework, so that every framework gets the same numbers, rounded
-            to its dtypes.
+            to the framework's dtypes.
         batch_dims: Number of batch axes: 2, or 1 for batches ``[B, ...]`` without steps.
         offsets: The fields whose shape begins with an axis of offsets.
         memory: The object that allocates large new arrays.

@@ -125,8 +125,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class OffsetReader:
-    """The reader of a field at K offsets. It makes the same checks as ``FieldReader``; its ``spec`` has the shape ``[K,
-    ...]``.
+    """The reader of a field at K offsets. The reader makes the same checks as ``FieldReader``; the shape in its
+    ``spec`` is ``[K, ...]``.
 
     Args:
         reader: The reader of the field.
@@ -146,7 +146,8 @@ class OffsetReader:
 
 
 class OffsetPipeline:
-    """The pipeline of batches in which some fields are delivered at offsets. It has the interface of ``Pipeline``.
+    """The pipeline of batches in which some fields are delivered at offsets. The class has the interface of
+    ``Pipeline``.
 
     Args:
         anchors: The pipeline of the fields without offsets.
@@ -449,12 +450,12 @@ def also_next(options: Any, fields: Container[str]) -> Any:
 
 
 class TransitionPipeline(OffsetPipeline):
-    """The pipeline of batches of transitions. It has the interface of ``Pipeline``."""
+    """The pipeline of batches of transitions. The class has the interface of ``Pipeline``."""
 
     @classmethod
     def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> Self:
-        """Return a pipeline for the fields of ``readers``; it also reads the fields from which the flags and the mask
-        are computed.
+        """Return a pipeline for the fields of ``readers``. The pipeline also reads the fields from which the flags and
+        the mask are computed.
         """
         own = {name: reader for name, reader in planner.snapshot.readers.items() if name in _READ}
         delivered = {name: reader for name, reader in readers.items() if name not in _FLAGS}

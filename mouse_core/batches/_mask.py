@@ -24,11 +24,11 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Absent:
-    """The missing steps in the windows of a block, and the present steps whose values replace them.
+    """The missing steps in the windows of a block, and the present steps whose values replace the missing steps.
 
     Example: three windows of 4 steps have the lengths 4, 2 and 3; the first two windows are one batch, and the third
     window is another batch. Counted from the first window, the steps 6, 7 and 11 are missing, and copies of the steps
-    5, 5 and 10 replace them: ``missing`` is 6, 7, 11, ``source`` is 5, 5, 10, and ``first`` is 0, 8, 12.
+    5, 5 and 10 replace these steps: ``missing`` is 6, 7, 11, ``source`` is 5, 5, 10, and ``first`` is 0, 8, 12.
 
     Args:
         length: Number of steps in a window.
@@ -115,7 +115,7 @@ class PackedWindows(Windows):
     12, 40, 41, is computed only for fields that are read row by row.
 
     Args:
-        whole: The windows; they may have lengths.
+        whole: The windows, with or without different lengths.
     """
 
     def __init__(self, whole: Windows) -> None:

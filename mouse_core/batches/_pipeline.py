@@ -229,7 +229,7 @@ class Pipeline:
         """Copy the fields of a batch, ``[n, S, *shape]``. Return the copied fields, and whether all values are valid.
 
         Small batches are copied together if their rows are in memory and the batches are requested in order. Batches
-        that are not requested yet are cached, except if much of the memory that they share is still in use.
+        that are not requested yet are cached, except if much of the memory that these batches share is still in use.
         """
         index = block.first + number * block.step
         byte_views = self._byte_views(block)

@@ -117,7 +117,7 @@ class Planner:
     Args:
         sampler: The sampler that chooses the windows of a batch.
         snapshot: The rows.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         shard: ``(rank, count)``.
         epoch_start: The index of the first batch that is drawn from the snapshot.
         windows: The approximate number of windows that are located together.

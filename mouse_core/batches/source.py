@@ -36,7 +36,7 @@ class BatchSource:
     order of calls.
 
     A source works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
-    grain. Both read only the indices ``0 <= i < len(source)``, so they deliver the first epoch in every pass; with a
+    grain. Both libraries read only the indices ``0 <= i < len(source)``, so every pass delivers the first epoch; with a
     DataLoader, the second pass causes a warning. For later epochs, use ``mouse_torch.DataLoader``,
     ``mouse_jax.to_grain`` or your own indices. A pickled source of datasets on disk contains paths, not data.
 
@@ -47,7 +47,7 @@ class BatchSource:
         batch_size: Number of windows in a batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``sampling.Blocks``, or a
             ``WindowSampler``.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         shard: ``(rank, count)``: this source delivers the rows ``[rank * B / count, (rank + 1) * B / count)`` of each
             batch, including short batches. "auto": the shard of this process according to
             ``mouse_core.ranks.find_ranks``. A ``Ranks`` object: the shard of its rank.
@@ -56,8 +56,8 @@ class BatchSource:
             ``dtypes``; a value that the new dtype cannot represent raises DataError.
         required_fields: Fields that must exist; a missing field raises MissingFieldError.
         fields: Names of the fields to deliver; by default all fields.
-        drop_last: With the sampling "sequential": whether the last windows of an epoch are dropped if they do not fill
-            a batch; otherwise, the last batch of the epoch is short.
+        drop_last: With the sampling "sequential": whether the last windows of an epoch are dropped if these windows do
+            not fill a batch; otherwise, the last batch of the epoch is short.
         epoch_start: The index at which the first epoch over this snapshot begins.
         augment: The augmentation of batches; its random numbers depend only on the seed and the index of the batch.
         views: Number of views of each batch. If ``views`` is above 1, a batch is a tuple of views in separate arrays:

@@ -105,8 +105,8 @@ class RowTable:
     """A hash table that maps hashes of rows to the indices of the rows.
 
     An entry has 64 bits: 31 bits of the hash, one bit that is 1, and 32 bits with the index of a row plus 1. An empty
-    entry is 0. Another 32 bits of the hash determine the first slot to probe. They are stored in a second array, so
-    that the table can be enlarged without reading rows. At most half of the entries are used.
+    entry is 0. Another 32 bits of the hash determine the first slot to probe. These 32 bits are stored in a second
+    array, so that the table can be enlarged without reading rows. At most half of the entries are used.
     """
 
     def __init__(self) -> None:
@@ -301,7 +301,7 @@ class RowIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Mark the table as stale; ``catch_up`` rebuilds it."""
+        """Mark the table as stale; ``catch_up`` rebuilds the table."""
         self.table = RowTable()
         self._indexed = 0  # number of rows that are in the table
 

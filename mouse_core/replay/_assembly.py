@@ -88,8 +88,8 @@ def rows_behind(
         index: Drawn slots, int64 ``[batch]``.
         storage: The storage of the rows.
         steps: The number of following rows for each drawn row.
-        episodes: Episode indexes; a following row is valid only if every index has it in the same episode as the drawn
-            row.
+        episodes: Episode indexes; a following row is valid only if, in every index, the following row and the drawn row
+            lie in the same episode.
 
     Returns:
         Slots, int64 ``[batch, 1 + steps]``, and a mask of the valid slots, bool of the same shape. For a following row

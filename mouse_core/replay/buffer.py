@@ -164,9 +164,9 @@ def query(
     """Return the row indices of each episode of a buffer for which a predicate is true.
 
     ``buffer[index]`` reads an episode, ``update_priority(index, ...)`` changes its priorities, and
-    ``other.extend(buffer[index])`` copies the episode. An episode consists of its rows in the buffer: in a full ring,
-    the first rows of the oldest episode may be overwritten. The newest episode may be incomplete. (``store.where``
-    chooses episodes of a store.)
+    ``other.extend(buffer[index])`` copies the episode. The result contains only rows that are in the buffer: in a full
+    ring, the first rows of the oldest episode may be overwritten. The newest episode may be incomplete.
+    (``store.where`` chooses episodes of a store.)
 
     Args:
         buffer: A ``ReplayBuffer`` of any package, with its rows in memory, in files, or in a store.
@@ -176,9 +176,9 @@ def query(
         traj_key, end_key: The fields that mark where episodes end; see ``SliceSampler``.
 
     Returns:
-        For each episode, the indices of its rows from the first to the last: a NumPy array, int64 ``[T]``, also for
-        buffers of other frameworks. Episodes are ordered by environment, then by time. The call holds the buffer's
-        lock, so no other thread can write during the call.
+        A list with an array for each episode: the indices of the episode's rows from the first to the last, as a NumPy
+        array int64 ``[T]``, also for buffers of other frameworks. Episodes are ordered by environment, then by time.
+        The call holds the buffer's lock, so no other thread can write during the call.
 
     Raises:
         ConfigError: ``buffer`` is not a ``ReplayBuffer`` (for example an ensemble), or its writer does not keep rows in
@@ -266,7 +266,7 @@ class BaseBuffer:
     Args:
         transform: One callable that changes each batch, or a list of such callables.
         batch_size: The number of windows in a batch, B, if ``sample`` is called without ``batch_size``.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         collate_fn: A function that converts a list of rows to a batch; for an ensemble, a list of the members' batches.
         alignment: The alignment of the rows before the transforms are applied.
 
@@ -340,7 +340,7 @@ class BaseBuffer:
         Returns:
             A batch ``{field: [batch_size, ...]}``, or ``[B, S, ...]`` for slices, nested like the rows. The buffer
             never writes to the batch's memory again. The batch also has ``index`` and the fields that the sampler adds
-            (``priority_weight``, ``mask``, ``traj_id``). If rows are not a dict, the field ``data`` contains them.
+            (``priority_weight``, ``mask``, ``traj_id``). If rows are not dicts, the field ``data`` contains the rows.
 
         Raises:
             ConfigError: No batch size is set, the buffer is empty, or a sampler without replacement has fewer rows than
@@ -391,7 +391,7 @@ class BaseBuffer:
         """Choose and gather the rows of the next batch, under the lock: the first half of ``sample``.
 
         Args:
-            batch_size: As for ``sample``.
+            batch_size: See ``sample``.
             seed: Overrides the buffer's seed; an ensemble passes a seed to each member.
 
         Raises:
@@ -408,7 +408,9 @@ class BaseBuffer:
         raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Any:
-        """Convert a draw to a batch: the second half of ``sample``. Any thread may call ``finish``, also repeatedly."""
+        """Convert a draw to a batch: the second half of ``sample``. Any thread may call ``finish``, also more than
+        once.
+        """
         return self._deliver(self.batch_of(drawn))
 
     def batch_of(self, drawn: Drawn) -> Any:
@@ -422,11 +424,13 @@ class BaseBuffer:
         return self._transform.at(drawn.settled)(batch, drawn.key.with_call(TRANSFORM_CALLS))
 
     def _next_key(self, seed: int | None) -> Key:
-        """Return the key of the next sample's random numbers."""
+        """Return the key from which the random numbers of the next sample are drawn."""
         return Key(self.seed if seed is None else seed, Purpose.REPLAY, self._samples)
 
     def _size(self, batch_size: int | None) -> int:
-        """Return ``batch_size`` or, if None, the batch size of the buffer; ConfigError if neither is set."""
+        """Return ``batch_size`` or, if ``batch_size`` is None, the batch size of the buffer; raise ConfigError if
+        neither is set.
+        """
         if batch_size is not None:
             return check_count("batch_size", batch_size)
         if self.batch_size is None:
@@ -522,15 +526,15 @@ class ReplayBuffer(BaseBuffer):
             has a method ``inverse``, ``inverse`` is applied to rows before they are written. See ``Transform``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         collate_fn: Converts a list of rows to a batch, instead of stacking each field.
         priority_key: The field of a batch that ``update_priority(batch)`` reads. If a written row has this field, its
             value is the initial priority of the row.
         priority_reduction: Reduces several priorities of a row to one, for example if a row is a trajectory with a
             priority for each step: "max", "mean", "min", "median" or "sum". None: several priorities raise an error.
-        generations: Whether batches have a field ``generation``: for each row, how many earlier rows were in its slot.
-            ``update_priority(batch)`` then skips rows that were overwritten since the draw; see ``generation_of`` and
-            ``update_if_present``.
+        generations: Whether batches have a field ``generation``, which contains, for each row, how many earlier rows
+            were in the row's slot. ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
+            ``generation_of`` and ``update_if_present``.
         transitions: Whether batches contain transitions; rows may have either alignment. True adds ``Transitions`` as
             the first transform.
         device: "cpu" or None; adapters support more devices.
@@ -679,7 +683,7 @@ class ReplayBuffer(BaseBuffer):
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler, after all written rows were reported to it."""
+        """The sampler; all written rows are reported to the sampler first."""
         with self._lock, self._shared():
             self._sync()
         return self._sampler
@@ -1068,8 +1072,8 @@ class ReplayBuffer(BaseBuffer):
     def _report_lost(self, rows: Any, count: int) -> None:
         """Report rows to the episode indexes that were overwritten by later rows of the same write.
 
-        Example: of 10 rows written to a ring of 8 slots, the last 8 stay. The first 2 are reported here, because they
-        may end episodes.
+        Example: of 10 rows written to a ring of 8 slots, the last 8 stay. The first 2 rows are reported by this method,
+        because these rows may end episodes.
         """
         storage = self._storage
         steps = count // storage.num_envs
@@ -1124,7 +1128,7 @@ class ReplayBuffer(BaseBuffer):
         """Choose and gather the rows of the next batch, under the lock: the first half of ``sample``.
 
         Args:
-            batch_size: As for ``sample``.
+            batch_size: See ``sample``.
             seed: Overrides the buffer's seed; an ensemble passes a seed to each member.
 
         Raises:
@@ -1163,8 +1167,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """Return the episode indexes; they determine which of the rows that follow a drawn row belong to its episode.
-        The list is empty if no field marks the ends of episodes.
+        """Return the episode indexes. Transforms use these indexes to find the following rows that belong to the same
+        episode as a drawn row. The list is empty if no field marks the ends of episodes.
         """
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:

@@ -41,19 +41,20 @@ class ReplayBufferEnsemble(BaseBuffer):
     """Draws each batch from several buffers (the members), such as recorded and fresh data; each member provides a
     share of the batch.
 
-    A batch has exactly ``batch_size`` windows. A member's share is its weight times this size. A fractional share is
-    rounded up or down at random, so that the share is exact on average (systematic sampling). Each member draws with
-    its own sampler, and with a seed derived from the ensemble's seed. The transforms of the members are applied before
-    the transform of the ensemble.
+    A batch has exactly ``batch_size`` windows. A member's share is its weight times this size, after the weights are
+    scaled to a sum of 1. A fractional share is rounded up or down at random, so that the share is exact on average
+    (systematic sampling). Each member draws with its own sampler, and with a seed derived from the ensemble's seed. The
+    transforms of the members are applied before the transform of the ensemble.
 
     Args:
-        *buffers: Replay buffers, ensembles, or data that a buffer takes as its storage (a ``DatasetStore``, a dataset).
+        *buffers: Replay buffers, ensembles, or data that a buffer accepts as its storage (a ``DatasetStore``, a
+            dataset).
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
             change with the index of the sample, for example from mostly recorded to mostly fresh data.
         transform: Changes the joined batch of all members; see ``ReplayBuffer``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         num_buffer_sampled: The number of draws for each batch. Each draw chooses a member with a probability in
             proportion to the member's weight, and adds an equal number of windows. None: each member provides its share
             of every batch.
@@ -152,7 +153,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         """Draw each member's share of the next batch: the first half of ``sample``.
 
         Args:
-            batch_size: As for ``sample``.
+            batch_size: See ``sample``.
             seed: Overrides the ensemble's seed if the ensemble is a member of another ensemble.
 
         Raises:

@@ -103,7 +103,7 @@ class BufferSource:
         return lacked and drew
 
     def drawn(self, index: int) -> Drawn:
-        """Return the rows that were drawn for batch ``index``; thread-safe."""
+        """Return the rows that were drawn for batch ``index``. Any thread may call this method."""
         return self._drawn[index]
 
     def __getitem__(self, index: int) -> Any:

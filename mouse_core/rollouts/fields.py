@@ -71,7 +71,7 @@ class RolloutField:
         dtype: A boolean, integer or floating dtype.
         optional: Whether transitions may lack the field. If the field has a mask, rows without the field are marked as
             not available. If it has no mask, either all rows of a rollout or no rows must have the field, and the
-            memory of the field is allocated when a row first has it.
+            memory of the field is allocated with the first row that has the field.
         mask: Whether the field has an availability mask, bool ``[T, N]``, named ``<field>_mask``. In unavailable rows,
             the field's array contains zeros or the transition's values.
     """

@@ -50,7 +50,8 @@ class _FieldAttribute:
 @dataclass(frozen=True, eq=False)
 class MiniBatch(Mapping[str, Array]):
     """A mini-batch of a rollout's rows. The mini-batch is a mapping whose keys are the storage's field names, as in
-    ``batch["observations"]``. It also has attributes with the names that training code uses, as in ``batch.obs``.
+    ``batch["observations"]``. The mini-batch also has attributes with the names that training code uses, as in
+    ``batch.obs``.
 
     ``batch.keys()`` returns the names of the fields. As in rsl_rl, a mini-batch unpacks into 18 values:
 
@@ -200,7 +201,7 @@ def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[
     """Return a random order of ``n`` rows for an epoch.
 
     Args:
-        seed: In ``[0, 2**64)``.
+        seed: An integer in ``[0, 2**64)``.
         epoch: The index of the epoch, counted over all rollouts.
         n: Number of rows, below 2**32.
         call: A number that distinguishes several random orders in the same epoch.

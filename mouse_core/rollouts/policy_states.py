@@ -180,8 +180,8 @@ def check_axis(axis: object) -> int | None:
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
-    """Return the axis of the environments in a hidden state: ``axis``, or, if it is None, axis 1 for three or more
-    dimensions (``[layers, N, ...]``) and axis 0 for fewer.
+    """Return the axis of the environments in a hidden state: ``axis``; or, if ``axis`` is None, axis 1 for three or
+    more dimensions (``[layers, N, ...]``) and axis 0 for fewer dimensions.
     """
     return (1 if len(shape) >= 3 else 0) if axis is None else axis
 

@@ -298,7 +298,8 @@ def gae(
         dones: Nonzero in the last row of an episode, ``[T, ...]`` of any dtype; 2 if a time limit ended the episode.
         last_values: V of the observations after the last row, ``[...]``.
         discount: A number, or a number for each row, ``[T, ...]``.
-        lam: A number, or a number for each row; 1 gives Monte Carlo advantages, 0 one-step advantages.
+        lam: A number, or a number for each row; with 1 the result is Monte Carlo advantages, with 0 one-step
+            advantages.
         time_outs: Whether the episode is truncated at a row, bool ``[T, ...]``; pass ``time_outs`` only together with
             ``final_values``.
         final_values: V of the final observations of truncated episodes, ``[T, ...]``; only elements at rows with a
@@ -314,7 +315,8 @@ def gae(
         ConfigError: Only one of ``time_outs`` and ``final_values`` is given, or code 2 in ``dones`` has no time-out.
 
     Example:
-        The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and the third row does not affect it.
+        The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and the third row does not affect this
+        delta.
 
         >>> import numpy as np
         >>> from mouse_core.rollouts import gae
@@ -376,8 +378,8 @@ def n_step_returns(
     """Compute n-step returns: the discounted rewards of n steps, plus the value of the observation after these steps.
 
     G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. If the episode ends earlier, the
-    sum ends there with V'; at the end of the rollout, the sum ends with ``last_values`` (Sutton and Barto,
-    "Reinforcement learning", 2018, section 7.1).
+    sum ends with V' of the episode's last row; at the end of the rollout, the sum ends with ``last_values`` (Sutton and
+    Barto, "Reinforcement learning", 2018, section 7.1).
 
     Args:
         rewards, values, dones, last_values, discount, time_outs, final_values: See ``gae``.
@@ -465,8 +467,8 @@ def vtrace(
 
     delta_t = min(clip_rho, ratio_t) (r_t + discount V'_t - V_t);  c_t = lam min(clip_c, ratio_t);
     v_t - V_t = delta_t + discount c_t (1 - d_t) (v_{t+1} - V_{t+1}), with v_T = V_T;
-    A_t = min(clip_pg_rho, ratio_t) (r_t + discount v'_t - V_t), where v'_t is v_{t+1} if the episode continues and
-    V'_t if it ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
+    A_t = min(clip_pg_rho, ratio_t) (r_t + discount v'_t - V_t), where v'_t is v_{t+1} if the episode continues and V'_t
+    if the episode ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
 
     Args:
         rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: See ``gae``.
@@ -528,7 +530,7 @@ def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = Fal
 
 
 def _going_on(ended: Array, like: Array) -> Array:
-    """Return 1 - d, which is 1 where the episode continues and 0 where it ends, in the dtype of ``like``."""
+    """Return 1 - d, which is 1 where the episode continues and 0 where the episode ends, in the dtype of ``like``."""
     return namespace(like).astype(~ended, like.dtype)
 
 

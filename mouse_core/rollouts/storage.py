@@ -61,8 +61,8 @@ class RolloutStorage:
         num_transitions_per_env: The number of steps, T.
         fields: For each field name, a ``RolloutField`` or a shape of float32 values. Rewards and dones always exist. If
             there is a field ``values``, the storage also has ``returns`` and ``advantages``. A field with one number
-            for each row is stored as ``[T, N, 1]``. Rewards and values of the shape ``(K,)`` give returns and
-            advantages ``[T, N, K]``.
+            for each row is stored as ``[T, N, 1]``. If rewards and values have the shape ``(K,)``, returns and
+            advantages are ``[T, N, K]``.
         seed: Seed of the order of rows in mini-batches, in ``[0, 2**64)``.
         amp_cfg: A dict of two functions, ``amp_obs_extractor(obs)`` and ``amp_ref_obs_extractor((ref_obs, mask))``; the
             second function returns a state or ``(state, mask)``. Mini-batches contain the outputs of both functions for
@@ -71,8 +71,8 @@ class RolloutStorage:
         hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
             more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
         validate: Whether non-finite numbers, unknown done codes, and integers that the field's dtype cannot represent
-            raise DataError. None: True on the CPU and False on other devices, because there the check would wait for
-            all queued work.
+            raise DataError. None: True on the CPU and False on other devices, because on other devices the check would
+            wait for all queued work.
 
     Raises:
         ConfigError: An argument is invalid.

@@ -24,7 +24,7 @@ PACKED = ("cu_seqlens", "position", "sequence_id", MASK)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The windows of one batch. A plan is a small immutable value, so it can be sent quickly to another process.
+    """The windows of one batch. A plan is a small immutable value, so a plan can be sent quickly to another process.
 
     Args:
         starts: The row of the snapshot at which each window begins, int64 ``[b]``.
@@ -206,7 +206,7 @@ def starts_by_epochs(
         epoch, epoch_start: Number of batches in an epoch, and index of the first batch of the first epoch.
         one: Function that draws the batch with a given index.
         many: Function that draws ``count`` full batches, beginning with the batch of a given index, int64 ``[count,
-            B]``. It returns None if the sampler cannot draw several batches together.
+            B]``. The function returns None if the sampler cannot draw several batches together.
 
     Returns:
         A list with an array int64 ``[b]`` for each batch; the list is empty if the caller must draw the batches one by
@@ -288,13 +288,13 @@ def slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Arr
 
 
 def read_only(array: Array) -> Array:
-    """Set the array to read-only and return it."""
+    """Make an array read-only, and return the array."""
     array.flags.writeable = False
     return array
 
 
 def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
-    """Return a value that is computed from a snapshot; it is computed once and cached as long as the snapshot
+    """Return a value that is computed from a snapshot. The value is computed once, and cached as long as the snapshot
     exists.
     """
     known = snapshot.__dict__.setdefault("_remembered", {})

@@ -107,8 +107,8 @@ class SequentialWindows(ManyStarts):
     Args:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch.
-        drop_last: Whether the last windows of an epoch are dropped if they do not fill a batch; otherwise, the last
-            batch of the epoch is short.
+        drop_last: Whether the last windows of an epoch are dropped if these windows do not fill a batch; otherwise, the
+            last batch of the epoch is short.
     """
 
     name: ClassVar = "sequential"
@@ -413,8 +413,8 @@ class EpisodeWindows:
 
 @dataclass(frozen=True)
 class EpisodeAnchors(EpisodeWindows):
-    """Samples windows without padding; before every step, its episode has at least ``before`` steps, and after it at
-    least ``behind`` steps.
+    """Samples windows without padding; within its episode, every step has at least ``before`` steps before it and at
+    least ``behind`` steps after it.
 
     Args:
         before, behind: Number of rows that the episode must have before and after every step of a window.

@@ -257,7 +257,7 @@ class Forest:
     identified by a node, an action and the next node, so an action with several outcomes (next nodes) has an edge for
     each outcome. An edge stores the count of its transitions, the sum of their rewards, and the count of ends of
     episodes. The order of transitions determines the indices of nodes and edges, and the values of ``extra``. The
-    forest is kept in memory; ``dumps`` writes it to a file.
+    forest is kept in memory; ``dumps`` writes the forest to a file.
 
     Args:
         observation: Fields of the observation.
@@ -437,7 +437,7 @@ class Forest:
         self._memory[before:length] = 0
 
     def _link(self, before: int) -> None:
-        """Link the edges from index ``before`` on: each of them becomes the newest edge of its source node."""
+        """Link the edges from index ``before`` on: each new edge becomes the newest edge of its source node."""
         if self.num_nodes > len(self._latest):  # at least twice as long, so that it is copied seldom
             self._latest = np.append(self._latest, np.full(self.num_nodes, -1))
         sources = self._memory["source"][before : len(self)]

@@ -125,7 +125,7 @@ def paths(edges: Edges, groups: list[list[int]]) -> Iterator[Path]:
 
 def folded(edges: Edges, groups: list[list[int]]) -> tuple[int, int]:
     """Return the number of edges of the longest path, and the number of vertices; a vertex is counted once for each
-    path that leads to it.
+    path that leads to the vertex.
 
     Paths inside a group are enumerated from each entry vertex; other paths are counted by sums.
     """
@@ -211,12 +211,12 @@ class Tree:
     """The recorded rollouts that begin at an observation. A tree has vertices (observations) and edges; an edge
     consists of the steps between two vertices.
 
-    Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by the vertex that they
-    leave. A path is a tuple: for each vertex on the path, the index of the chosen edge among the edges that leave the
-    vertex. ``(0, 2)`` is the first edge of the root, followed by the third edge of the next vertex. An observation is
-    one vertex even if several edges, and therefore several paths, lead to the observation. A path ends with an edge
-    that leads back to a vertex of the path, with an edge at which every episode terminated, or at a vertex without
-    leaving edges.
+    Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by their start vertex. A
+    path is a tuple: for each vertex on the path, the index of the chosen edge among the edges that leave the vertex.
+    ``(0, 2)`` is the first edge of the root, followed by the third edge of the next vertex. An observation is one
+    vertex even if several edges, and therefore several paths, lead to the observation. A path ends with an edge that
+    leads back to a vertex of the path, with an edge at which every episode terminated, or at a vertex without leaving
+    edges.
 
     ``Forest.get_tree`` creates a tree; later changes of the forest do not affect the tree.
 
@@ -434,8 +434,8 @@ class Tree:
         return "\n".join(lines)
 
     def plot(self, ax: Any = None, *, label: Callable[[Tree, int], Any] | None = None) -> Any:
-        """Draw the tree with matplotlib. Vertices are placed by their depth; the more transitions an edge has, the
-        wider it is drawn.
+        """Draw the tree with matplotlib. Vertices are placed by their depth; edges with more transitions are drawn
+        wider.
 
         Args:
             ax: The axes to draw on; by default new axes.

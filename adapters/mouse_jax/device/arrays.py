@@ -116,7 +116,9 @@ class JaxArrays(Arrays):
         return ((step,), step) if num_envs is None else ((step, env), step * num_envs + env)
 
     def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """See ``Arrays``. Divisions by 1 are left out, because XLA would repeat them for each value of each field."""
+        """See ``Arrays``. Divisions by 1 are left out, because XLA would repeat the divisions for each value of each
+        field.
+        """
         return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
 
     def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:

@@ -331,7 +331,7 @@ def _accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
 def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
     """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]``.
 
-    A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
+    A batch needs one row or slice; in the orders "epochs" and "queue", a batch needs ``batch_size`` rows or slices.
     """
     asked, sampler = _without_rows(replay), replay.layout.sampler
     known = are_known(*jax.tree.leaves((asked, min_length)))  # also in jax.jit
@@ -371,7 +371,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
         ``{field: [B, ...]}``, or ``[B, S, ...]`` for slices, nested like the rows, after the transforms; also
         ``index``, int32, the slots of the rows. With priorities, ``priority_weight``, float32 of the same shape, is
         ``(p_i / p_min) ** -beta`` with a relative error of up to ``1e-5``. Slices also have ``traj_id`` (unless the
-        rows have a field of this name), and ``mask`` if they are padded. If rows are not dicts, the field ``data``
+        rows have a field of this name), and ``mask`` if slices are padded. If rows are not dicts, the field ``data``
         contains the rows.
 
     Raises:
@@ -403,19 +403,19 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     batch.
 
     The batch equals the batch of a ``mouse_core.replay.ReplayBuffer`` with the corresponding sampler. For
-    ``order="epochs"`` this is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows are left
-    for a batch, or when the number of rows changes. For slices it is
-    ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch also ends with every write. For ``order="queue"``
-    it is ``ConsumingSampler(shuffle=False, drop_last=True)``: the batch has the oldest rows that were not returned yet.
-    If the replay has ``num_envs``, the rows of a queue are ordered by time step, so ``reshape(-1, num_envs, ...)``
-    gives the shape ``[time, env, ...]``; see ``can_add``. With ``order="random"``, the batch equals the result of
-    ``sample``, and the replay is unchanged.
+    ``order="epochs"``, this sampler is ``SamplerWithoutReplacement(drop_last=True)``: an epoch ends when too few rows
+    are left for a batch, or when the number of rows changes. For slices, the sampler is
+    ``SliceSamplerWithoutReplacement(drop_last=True)``, and an epoch also ends with every write. For ``order="queue"``,
+    the sampler is ``ConsumingSampler(shuffle=False, drop_last=True)``: the batch contains the oldest rows that were not
+    returned yet. If the replay has ``num_envs``, the rows of a queue are ordered by time step, so ``reshape(-1,
+    num_envs, ...)`` gives the shape ``[time, env, ...]``; see ``can_add``. With ``order="random"``, the batch equals
+    the result of ``sample``, and the replay is unchanged.
 
     Args:
         replay: A replay with enough rows for a batch. Under ``jax.jit`` too few rows raise no error; use
             ``can_sample``. A queue with too few rows is unchanged.
-        index: The index of the sample, as in ``sample``. With the order "queue" the index is ignored; with "epochs" it
-            cannot be a random key.
+        index: The index of the sample, as in ``sample``. With the order "queue" the index is ignored; with "epochs" the
+            index cannot be a random key.
 
     Returns:
         The replay, and a batch as in ``sample``.

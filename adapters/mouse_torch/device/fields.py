@@ -215,7 +215,7 @@ def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     Host values are first copied to newly allocated pinned memory, which torch's allocator reuses after the copy to the
     device. A direct copy from pageable memory would wait for all queued work of the device. If the values are already
-    in pinned memory, the program could overwrite them before the copy runs.
+    in pinned memory, the program could overwrite the values before the copy runs.
     """
     if device.type == "cuda" and values.device.type == "cpu" and not torch.compiler.is_compiling():
         values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

@@ -41,9 +41,9 @@ class Replay(BufferModule):
     ``ConsumingSampler(shuffle=False, drop_last=True)``.
 
     ``extend`` and ``sample`` run in eager code, in ``torch.compile(fullgraph=True)``, and in CUDA graphs. The index of
-    the next sample is stored on the device, so each time a CUDA graph is replayed, it draws new rows. A ``Replay`` is a
-    module with ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not
-    change its rows.
+    the next sample is stored on the device, so each run of a CUDA graph draws new rows. A ``Replay`` is a module with
+    ``to``, ``state_dict`` and ``load_state_dict``; methods that change dtypes, such as ``half()``, do not change its
+    rows.
 
     Args:
         example: One row: tensors, arrays or numbers, nested in dicts, tuples or a TensorDict. Only the shapes and
@@ -163,7 +163,7 @@ class Replay(BufferModule):
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
         """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]`` on the device.
 
-        A batch needs one row or slice; in the orders "epochs" and "queue", it needs ``batch_size`` rows or slices.
+        A batch needs one row or slice; in the orders "epochs" and "queue", a batch needs ``batch_size`` rows or slices.
         """
         xp, _, state, ring = self._core()
         enough = self.sampler.left(xp, state, ring) >= self.sampler.fewest(self.layout.batch_size)
@@ -227,8 +227,8 @@ class Replay(BufferModule):
         Returns:
             ``TensorDict[B]``, or ``TensorDict[B, S]`` for slices, after the transforms: the fields of the rows, and
             ``index``, int64, the slots of the rows. Slices also have ``traj_id`` (unless the rows have a field of this
-            name), and ``mask`` if they are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min) **
-            -beta`` with a relative error of up to ``1e-5``. If rows are not dicts, the field ``data`` contains the
+            name), and ``mask`` if slices are padded. With priorities, ``priority_weight``, float32, is ``(p_i / p_min)
+            ** -beta`` with a relative error of up to ``1e-5``. If rows are not dicts, the field ``data`` contains the
             rows.
 
         Raises:

@@ -148,14 +148,14 @@ class Arrays:
         return values
 
     def once(self, values: Any) -> Any:
-        """Return ``values``, an array or a tuple of arrays, such that a compiler computes them exactly once, before any
-        use.
+        """Return ``values``, an array or a tuple of arrays, such that a compiler computes the values exactly once,
+        before any use.
         """
         return values
 
     def behind(self, values: Any, positive: Any) -> Any:
         """Return the indices ``values`` unchanged, such that a compiler computes ``positive`` (numbers of at least 0)
-        before them.
+        before the indices.
         """
         return values
 
@@ -331,7 +331,7 @@ class Arrays:
         Args:
             memory: Memory as ``wide_memory`` returns it.
             slots: Int ``[n]``.
-            there: Whether to write each value, bool ``[n]``.
+            there: Whether each value is written, bool ``[n]``.
             values: Values in the representation that ``pack`` returns, ``[n]``.
         """
         if not there.all():

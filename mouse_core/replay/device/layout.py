@@ -81,7 +81,8 @@ class Layout:
                 ``num_envs``.
             transform: A transform or a sequence of transforms; the transforms may read only the batch.
             alignment: The alignment of the rows.
-            sampler: A sampler; the call sets its ``units``. None: the sampler that the other options describe.
+            sampler: A sampler; the call sets the sampler's ``units``. None: the sampler that the other options
+                describe.
 
         Raises:
             ConfigError, SchemaError, MissingFieldError: An argument is out of range, or two arguments cannot be

@@ -49,7 +49,7 @@ class DeviceSampler:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """NumPy tables by name, which a framework may keep on its device."""
+        """NumPy tables by name; an adapter may copy the tables to a device."""
         return {}
 
     order: ClassVar[str] = "random"

@@ -156,7 +156,7 @@ class SumTree:
             return xp.behind(slots, times), times, total
 
     def fill(self, xp: Arrays, state: State, slots: Any) -> State:
-        """Set the weight of new rows in distinct slots; the caller then calls ``refresh``."""
+        """Give distinct slots the weight of new rows; the caller must then call ``refresh``."""
         return state | {"sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
 
     def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> State:

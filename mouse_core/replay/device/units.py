@@ -2,14 +2,14 @@
 
 A write counts the slices that are completed by its rows. A draw finds a slice by a search in these counts.
 
-The slices of one environment are numbered in the order of the rows that complete them. The last row of a slice
-completes it. With padded short episodes, the first row of an episode completes the episode's first slice. With this
-numbering, the number of slices before a row never changes, and slice k is completed by the last row that has k slices
-before it. A slice whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one
-additional slice, which was not counted, may begin at the oldest row.
+The slices of one environment are numbered in the order of the rows that complete them. A slice is completed by its last
+row. With padded short episodes, the first row of an episode completes the episode's first slice. With this numbering,
+the number of slices before a row never changes, and slice k is completed by the last row that has k slices before it. A
+slice whose first row is overwritten ends less than S - 1 rows after the oldest row. With padding, one additional slice,
+which was not counted, may begin at the oldest row.
 
-Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the rows have 0, 0, 0, 1, 2, 2, 2 slices
-before them: the slices end at the rows 2, 3 and 6.
+Example: with slices of 3 steps, pad=False and two episodes of 4 and 3 steps, the slices end at the rows 2, 3 and 6, so
+the numbers of slices before the rows 0 to 6 are 0, 0, 0, 1, 2, 2, 2.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Slices:
     period: int = 1
     _fills: bool = field(init=False, repr=False)
     """Whether ``pad`` is a number. Without this field, ``Slices`` with ``pad=0`` and with ``pad=False`` would be equal,
-    although they need different compiled code.
+    although the two pads need different compiled code.
     """
 
     def __post_init__(self) -> None:

@@ -85,10 +85,10 @@ class Write(NamedTuple):
 class Storage(Protocol):
     """The storage of rows. A storage need not be thread-safe: the buffer holds its lock around every call.
 
-    A storage may have two optional attributes. They serve windows whose positions are counted from an episode's first
-    step, even if that step was overwritten. ``indexes`` is a set of the episode indexes of the rows: a new index copies
-    the first steps of episodes from the other indexes. ``overwritten(key)`` returns a field of the most recently
-    overwritten rows that can still be read, up to the oldest time step in use.
+    A storage may have two optional attributes. These attributes are used for windows whose positions are counted from
+    an episode's first step, even if that step was overwritten. ``indexes`` is a set of the episode indexes of the rows:
+    a new index copies the first steps of episodes from the other indexes. ``overwritten(key)`` returns a field of the
+    most recently overwritten rows that can still be read, up to the oldest time step in use.
 
     After an error in a method the storage is unchanged.
     """
@@ -107,7 +107,7 @@ class Storage(Protocol):
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment: "arrived" if a row's action, reward and done led to its observation, else "outgoing"."""
+        """The alignment: "arrived" if a row's action, reward and done led to the row's observation, else "outgoing"."""
 
     @property
     def writable(self) -> bool:
@@ -205,7 +205,7 @@ class Sampler(Protocol):
     """Chooses the rows of a batch. The buffer's lock is held around every call.
 
     A draw depends only on its key and on the earlier writes and draws. After an error in a method the sampler is
-    unchanged. A sampler without state has empty methods, and ``{}`` as its state.
+    unchanged. In a sampler without a state, the methods do nothing, and ``state_dict`` returns ``{}``.
 
     A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. Stored rows
     cannot have fields with these names: with ``adds`` the error is raised when the rows are written, without ``adds``
@@ -214,9 +214,9 @@ class Sampler(Protocol):
     In a buffer over a store, new rows of the store are reported by ``wrote``, like written rows. The capacity of such a
     storage is its number of rows, so the capacity increases with every report.
 
-    A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` when its store dropped the oldest ``rows``
-    rows. The remaining rows lie in the slots from 0 on. All later slots contain new rows, which ``wrote`` does not
-    report. For a sampler without ``dropped`` the buffer calls ``reset``.
+    A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` after its store has dropped the oldest
+    ``rows`` rows. The remaining rows lie in the slots from 0 on. All later slots contain new rows, which ``wrote`` does
+    not report. For a sampler without ``dropped`` the buffer calls ``reset``.
 
     A sampler with a priority for each row has ``update_priority(storage, index, priority)``. This method sets the
     priorities, float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last
@@ -287,8 +287,8 @@ class Transform(Protocol):
     ``Sampler``. The result of ``state_dict()`` is saved in the buffer's state, and ``load_state_dict(state)`` restores
     it.
 
-    A transform runs in a prefetching thread, outside the buffer's lock, so it must not use the buffer. A transform may
-    change the batch's dict, but must not write to the arrays.
+    A transform runs in a prefetching thread, outside the buffer's lock, so a transform must not use the buffer. A
+    transform may change the batch's dict, but must not write to the arrays.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ class EpisodeFields(NamedTuple):
 
     Attributes:
         ends: The fields that are nonzero in an episode's last row.
-        ids: The field that numbers trajectories; None without such a field.
+        ids: The field that numbers trajectories; None if the rows have no such field.
         numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
             an episode.
         other_ends, other_ids: Known fields that the caller did not name. If these fields end an episode at a row where
@@ -384,7 +384,7 @@ class StorageEpisodes:
         return episodes
 
     def _is_of(self, storage: Storage) -> None:
-        """Record that the index is up to date, so that other indexes of the same rows can copy from it."""
+        """Record that the index is up to date, so that other indexes of the same rows can copy from this index."""
         self._changes = storage.changes
         known: set[Any] = getattr(storage, "indexes", set())
         known.add(self)

@@ -298,7 +298,7 @@ class PrioritizedSampler(BaseSampler):
 
     @property
     def beta(self) -> Beta:
-        """The exponent of the importance weights, or its schedule."""
+        """The exponent of the importance weights, or a schedule of this exponent."""
         return self._beta
 
     @beta.setter

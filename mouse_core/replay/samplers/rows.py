@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class BaseSampler:
-    """Base class of samplers. It ignores written rows, and it saves and restores the values of ``_state``."""
+    """Base class of samplers. The base class ignores written rows, and saves and restores the values of ``_state``."""
 
     needs_order = False
     _kinds: Mapping[str, type | str] = {}
@@ -263,9 +263,9 @@ class ConsumingSampler(BaseSampler):
     less often are drawn first, so rows that were written together are drawn in passes: every row once, then every row a
     second time. For example, 256 rows with ``times=4`` give 16 batches of 64 rows, 4 batches for each pass. If a pass
     ends within a batch, rows of the next pass fill the batch. With ``times=1`` and ``shuffle=False`` a buffer is a
-    queue: each row is drawn once, in the order of writing. A row may be a whole trajectory. Consumed rows can be read
-    by their index until a ring overwrites the rows. If a ring overwrites a row before it was drawn, the row is never
-    drawn. Each draw reads the counts of all rows.
+    queue: each row is drawn once, in the order of writing. A row can contain a complete trajectory. Consumed rows can
+    be read by their index until a ring overwrites the rows. If a ring overwrites a row before it was drawn, the row is
+    never drawn. Each draw reads the counts of all rows.
 
     Args:
         times: The number of times that each row is drawn.
@@ -317,7 +317,8 @@ class ConsumingSampler(BaseSampler):
         self._left = np.concatenate([kept, np.full(self._rows - len(kept), self.times, np.int64)])
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Draw ``batch_size`` distinct slots whose rows have remaining draws, or all such slots if there are fewer.
+        """Draw ``batch_size`` distinct slots whose rows have remaining draws, or all such slots if there are fewer than
+        ``batch_size``.
 
         Raises:
             ConfigError: No row is left, or with ``drop_last`` fewer rows than ``batch_size``.
@@ -367,8 +368,8 @@ class ConsumingSampler(BaseSampler):
 
 
 class ReverseSampler(BaseSampler):
-    """Draws rows backwards in time: a batch is the newest row and the rows ``stride``, ``2 * stride``, ... before it;
-    the next batch begins one row earlier (Rotinov, "Reverse Experience Replay", 2019).
+    """Draws rows backwards in time: a batch consists of the newest row and the rows ``stride``, ``2 * stride``, ...
+    before the newest row; the next batch begins one row earlier (Rotinov, "Reverse Experience Replay", 2019).
 
     With this order, the value of a terminal step is learned before earlier steps are drawn. When a batch would begin
     ``2 * stride`` rows before the newest row, the sampler begins again with the newest row. Rows are numbered in the

@@ -245,11 +245,11 @@ class SliceSampler(SliceSampling):
             the earliest step at which the span allows a slice to begin. After a ring has overwritten the first step of
             an episode, slices keep their positions if that step was indexed before by this sampler, or by another
             sampler of the same rows with the same fields. In a buffer that ``with_parts`` returned, slices also keep
-            their positions. When a mapped storage (``MemmapStorage``) is opened again, the first step is found if it is
-            among the latest 1,024 overwritten rows in the files. If the first step of an episode is unknown, positions
-            are counted from the oldest existing step. An episode whose first steps were overwritten may have no
-            complete slice left. The remaining steps of this episode, from the next position at which a slice can begin,
-            are then a short slice, unless short episodes are left out.
+            their positions. When a mapped storage (``MemmapStorage``) is opened again, the first step is found if this
+            step is among the latest 1,024 overwritten rows in the files. If the first step of an episode is unknown,
+            positions are counted from the oldest existing step. An episode whose first steps were overwritten may have
+            no complete slice left. The remaining steps of this episode, from the next position at which a slice can
+            begin, are then a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
             has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
             with their rewards, are left out. Therefore a dilation above 1 in a buffer with ``NextView``, ``NStep``,
@@ -292,7 +292,8 @@ class SliceSampler(SliceSampling):
 
         Raises:
             ConfigError: No episode is long enough.
-            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
+            MissingFieldError, SchemaError: No field marks where episodes end, or the values of such a field are
+                invalid.
         """
         windows = self.windows(storage, batch_size, [key])
         return self.draw_of(windows, self.episodes.settled(storage), storage)
@@ -312,8 +313,8 @@ class SliceSampler(SliceSampling):
 
     @property
     def gives_windows(self) -> bool:
-        """Whether all slices have equal length and begin inside their episode, so that a window sampler can draw
-        them.
+        """Whether all slices have equal length and begin inside their episode, so that a window sampler can draw the
+        slices.
         """
         rule = self._rule
         moved = self.dilation > 1 or self._burn_in
@@ -374,7 +375,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         self._over = 0
 
     def reset(self, storage: Storage) -> None:
-        """Mark the episode index as stale; the next draw rebuilds it and begins an epoch."""
+        """Mark the episode index as stale; the next draw rebuilds the index and begins an epoch."""
         super().reset(storage)
         self._begin_anew()
 
@@ -383,7 +384,8 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
 
         Raises:
             ConfigError: The epoch has fewer slices than ``batch_size``.
-            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
+            MissingFieldError, SchemaError: No field marks where episodes end, or the values of such a field are
+                invalid.
         """
         rule = self._rule
         episodes = self.episodes.settled(storage)
@@ -506,7 +508,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
 
         Raises:
             ConfigError: See ``SliceSampler`` and ``PrioritizedSampler``.
-            MissingFieldError, SchemaError: No field marks where episodes end, or its values are invalid.
+            MissingFieldError, SchemaError: No field marks where episodes end, or the values of such a field are
+                invalid.
         """
         rule = self._rule
         beta = beta_at(self.beta, key.index)
@@ -529,7 +532,8 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
         """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
 
-        Priorities ``[B, S]`` set each row's priority; priorities ``[B]`` give all rows of a slice the same priority.
+        Priorities ``[B, S]`` set each row's priority; with priorities ``[B]``, all rows of a slice get the same
+        priority.
         """
         super().update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))

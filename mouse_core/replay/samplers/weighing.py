@@ -297,11 +297,11 @@ def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
 
 
 def shape_like(shape: tuple[int, ...], given: tuple[int, ...], caller: str = "update_priority") -> tuple[int, ...]:
-    """Return the shape into which priorities of the shape ``given`` are reshaped, so that they can be broadcast to
-    ``shape``, the shape of the slots.
+    """Return the shape into which priorities of the shape ``given`` are reshaped, so that the priorities can be
+    broadcast to ``shape``, the shape of the slots.
 
-    Priorities may end with axes of length 1, as networks return them, or have one number for each slice. For slots
-    ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
+    Priorities may have further axes of length 1 at the end, like outputs of networks, or have one number for each
+    slice. For slots ``[8, 4]``, priorities ``[8, 4, 1]`` become ``[8, 4]``, and priorities ``[8]`` become ``[8, 1]``.
 
     Raises:
         ConfigError: The shapes do not match.
@@ -333,7 +333,7 @@ def check_beta(value: Any) -> None:
 
 
 def check_eps(value: Any) -> float:
-    """Return ``value``, the number to add to priorities; raise ConfigError unless it is 0 or in ``[2**-100,
+    """Return ``value``, the number to add to priorities; raise ConfigError unless ``value`` is 0 or in ``[2**-100,
     2**100]``.
     """
     eps = check_number("eps", value)

@@ -141,7 +141,7 @@ class RowStorage:
     rows.
 
     Args:
-        ndim: 1, or 2 for ``[time, env]``.
+        ndim: The number of batch axes of the rows: 1, or 2 for ``[time, env]``.
         ragged: The names of the fields whose values can differ in length from row to row.
 
     Raises:
@@ -191,9 +191,9 @@ class RingStorage(RowStorage):
 
     Args:
         capacity: The largest number of rows.
-        ndim: 1, or 2 for ``[time, env]``.
-        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
-            the observation, as in rows that are transitions. None: "outgoing".
+        ndim: The number of batch axes of the rows: 1, or 2 for ``[time, env]``.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if the action,
+            reward and done follow the observation, as in rows that are transitions. None: "outgoing".
         ragged: The names of the fields whose values can differ in length from row to row.
 
     Raises:
@@ -242,8 +242,8 @@ class RingStorage(RowStorage):
         return first
 
     def _begin(self, schema: RowSchema) -> None:
-        """Round the capacity down to complete time steps, and allocate memory for it with ``_allocate`` of the
-        subclass.
+        """Round the capacity down to complete time steps, and allocate memory of this capacity with ``_allocate`` of
+        the subclass.
         """
         asked, self.capacity = self.capacity, schema.whole_steps(self.capacity)
         try:
@@ -313,10 +313,10 @@ class ArrayStorage(RingStorage):
         capacity: The largest number of rows; by default the number of rows in ``arrays``. With ``ndim=2``, all time
             steps of all environments count, and the capacity is rounded down to complete time steps.
         ndim: 1, or 2 for ``[time, env]``, in which every environment is a separate stream.
-        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
-            the first rows, and later rows overwrite them.
-        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
-            the observation, as in rows that are transitions. None: "outgoing".
+        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: the rows of the
+            arrays are the storage's first rows, and later rows overwrite these rows.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if the action,
+            reward and done follow the observation, as in rows that are transitions. None: "outgoing".
         ragged: The fields whose values are arrays that can differ in length from row to row. Text fields, and fields
             whose lengths already differ in the first write, need not be named.
 

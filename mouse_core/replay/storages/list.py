@@ -231,8 +231,8 @@ class ListStorage(RingStorage):
 
     Args:
         capacity: The largest number of rows.
-        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
-            the observation, as in rows that are transitions. None: "outgoing".
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if the action,
+            reward and done follow the observation, as in rows that are transitions. None: "outgoing".
         ragged: The fields that are lists in every batch, even if all rows have values of equal shape.
 
     Raises:

@@ -11,8 +11,8 @@ A folder has these files, where ``G`` is the number of times that all rows were 
     journal       rows that are being changed in place
 
 The head has two copies of all counters, and one word of the head selects the valid copy. A change is written to the
-other copy, and takes effect when a single memory write sets that word. A process that dies before this memory write has
-changed nothing.
+invalid copy, and becomes valid when a single memory write sets that word. A process that dies before this memory write
+has changed nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Counters(NamedTuple):
     Args:
         written: Number of rows ever appended.
         changes: Number of changes to rows, not counting appends.
-        allocated: Number of rows that fit into the files.
+        allocated: Number of rows for which the files have space.
         generation: The number ``G`` in the names of the files that hold the rows.
         end: Number of bytes of ragged values ever written.
         room: Size in bytes of the ring of ragged values.
@@ -133,7 +133,7 @@ class Head:
     Args:
         path: The path of the file.
         capacity: Capacity in rows; None: the capacity in the file.
-        ndim: 1 or 2.
+        ndim: The number of batch axes of the rows, 1 or 2.
         outgoing: 1 for rows of the alignment "outgoing", 0 for "arrived"; None: the value in the file, or 1 for a new
             file.
 
@@ -259,8 +259,8 @@ def read_schema(folder: Path, capacity: int, now: Counters) -> RowSchema | None:
 
 
 def num_places(schema: RowSchema, capacity: int) -> int:
-    """Return the number of places for rows in the files. It is larger than the capacity, so that a new row does not
-    overwrite a row in use.
+    """Return the number of places for rows in the files. The number is larger than the capacity, so that a new row does
+    not overwrite a row in use.
     """
     held, row = schema.whole_steps(capacity), sum(block.raw.itemsize for block in blocks_of(schema))
     steps = -(-min(held, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
@@ -268,7 +268,9 @@ def num_places(schema: RowSchema, capacity: int) -> int:
 
 
 def row_files(folder: Path, schema: RowSchema, generation: int) -> dict[Path, int]:
-    """Return the files of rows and, last, the file of checksums, each with its number of bytes per row."""
+    """Return the files of rows, followed by the file of checksums; for each file, its path and its number of bytes per
+    row.
+    """
     sizes = [block.raw.itemsize for block in blocks_of(schema)]
     files = {folder / f"rows-{generation}-{number}": size for number, size in enumerate(sizes)}
     # One checksum for each file of rows, and one for the ragged values.
@@ -414,7 +416,7 @@ class RowSums:
         return wrong
 
     def watch(self, places: Slots, total: int) -> None:
-        """Mark the rows at the given places, so that ``check`` compares these rows with their checksums when they are
+        """Mark the rows at the given places, so that ``check`` compares a marked row with its checksum when the row is
         next read. ``total`` is the number of all places.
         """
         self._unread = None
@@ -508,9 +510,10 @@ class MemmapStorage(RowStorage):
         capacity: The largest number of rows; see ``ArrayStorage``. None: the capacity of the storage at ``path``.
         path: A folder that contains only this storage; it is created if it is missing. A storage that already exists in
             the folder is opened with its rows.
-        ndim: 1, or 2 for ``[time, env]``.
-        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if they follow
-            the observation. None: the alignment of the storage at ``path``, or "outgoing" for a new storage.
+        ndim: The number of batch axes of the rows: 1, or 2 for ``[time, env]``.
+        alignment: "arrived" if a row's action, reward and done led to the row's observation; "outgoing" if the action,
+            reward and done follow the observation. None: the alignment of the storage at ``path``, or "outgoing" for a
+            new storage.
         ragged: Fields whose rows are arrays that can differ in length; see ``ArrayStorage``.
         sync: When rows that this process writes are synced to the disk: "none", "flush" or "append", as described
             above.
@@ -582,7 +585,7 @@ class MemmapStorage(RowStorage):
 
     @property
     def alignment(self) -> Alignment:
-        """The alignment: "arrived" if a row's action, reward and done led to its observation, else "outgoing"."""
+        """The alignment: "arrived" if a row's action, reward and done led to the row's observation, else "outgoing"."""
         return self._head.alignment
 
     @property

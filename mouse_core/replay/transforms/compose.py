@@ -62,7 +62,7 @@ class Compose:
 
     @property
     def alignment(self) -> Alignment | None:
-        """The alignment of the output; None if it equals the alignment of the input."""
+        """The alignment of the output; None if the output has the alignment of the input."""
         return next(reversed(self._attributes("alignment")), None)
 
     @property
@@ -233,8 +233,8 @@ def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
 class OnWrite:
     """Applies a transform to rows when they are written; batches stay unchanged.
 
-    For example, ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which cannot be computed from a
-    single transition later. The transform receives the rows of one write as one slice, so pass whole episodes to
+    For example, ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which cannot be computed later
+    from a single transition. The transform receives the rows of one write as one slice, so pass whole episodes to
     ``extend``, as ``[time, ...]``.
 
     Args:

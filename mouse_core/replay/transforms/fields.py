@@ -459,7 +459,7 @@ def _converted(values: Any, dtype: npt.DTypeLike, key: FieldKey) -> Any:
 
 @dataclass(frozen=True)
 class Apply:
-    """Applies a function to each field, for example to scale, shift or clip values, or to normalise them with
+    """Applies a function to each field, for example to scale, shift or clip values, or to normalise values with
     ``mouse_core.statistics``.
 
     Args:

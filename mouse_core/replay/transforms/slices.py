@@ -45,9 +45,9 @@ class RandomTimeCrop:
     """Crops a random sub-trajectory of ``sequence_length`` steps from every slice, or from every row if each row is a
     trajectory.
 
-    The first step of a crop is drawn uniformly from the steps with enough existing steps after them. In a slice with
-    fewer than ``sequence_length`` existing steps, the crop begins at the first existing step, and its mask marks the
-    existing steps. (``mouse_core.RandomCrop`` crops images.)
+    The first step of a crop is drawn uniformly from the steps that are followed by enough existing steps. In a slice
+    with fewer than ``sequence_length`` existing steps, the crop begins at the first existing step, and the mask of the
+    crop marks the existing steps. (``mouse_core.RandomCrop`` crops images.)
 
     Args:
         sequence_length: Number of steps of a sub-trajectory.

@@ -287,13 +287,15 @@ class NextView:
     fields are removed from the root (the layout TED of TorchRL). The action and the fields of the sampler stay at the
     root.
 
-    - From "outgoing" rows (row t: observation t, and the action, reward and done of the transition that leaves it),
-      slices of T rows become T transitions, whose ``next`` holds the observation of row t+1. The last row of an episode
-      has no next observation, because the final observation is not stored. A terminal transition does not need the next
-      observation: the transition is kept, with its own observation under ``next``. A truncated transition needs the
-      next observation, so the transition is masked. The last step of a slice inside an episode is also masked.
-    - From "arrived" rows (row t: observation t, and the action, reward and done that led to it), T rows become T-1
-      transitions: observation t, and action, reward, done and observation of row t+1. No stored observation is lost.
+    - From "outgoing" rows (row t: observation t, and the action, reward and done of the transition that leaves
+      observation t), slices of T rows become T transitions, whose ``next`` holds the observation of row t+1. The last
+      row of an episode has no next observation, because the final observation is not stored. A terminal transition does
+      not need the next observation: the transition is kept, with its own observation under ``next``. A truncated
+      transition needs the next observation, so the transition is masked. The last step of a slice inside an episode is
+      also masked.
+    - From "arrived" rows (row t: observation t, and the action, reward and done that led to observation t), T rows
+      become T-1 transitions: observation t, and action, reward, done and observation of row t+1. No stored observation
+      is lost.
 
     The result has a field ``mask``, bool, which is True for complete transitions: exclude incomplete transitions from
     the loss. If a buffer draws single transitions, the result also consists of single transitions, because the buffer
@@ -468,8 +470,8 @@ class NStep:
         n: The largest number of steps in a sum, at least 1.
         discount: The discount of one step, in ``[0, 1]``.
         takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
-        reward, done: The names of the reward and done fields. Each field is read under ``next`` if it exists there,
-            else at the root. See ``NextView`` for ``done``.
+        reward, done: The names of the reward and done fields. Each field is read under ``next`` if the field exists
+            under ``next``, else at the root. See ``NextView`` for ``done``.
         mask: The field that marks the existing steps.
 
     Raises:
