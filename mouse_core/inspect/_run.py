@@ -50,8 +50,8 @@ def _observations(columns: Sequence[ColumnReport]) -> list[ColumnReport]:
 
 
 def are_states(columns: Sequence[ColumnReport]) -> bool:
-    """Whether all observations are discrete states. Discrete observations, and even complete episodes of discrete
-    observations, can be equal by chance.
+    """Whether all observations are discrete states. Two discrete observations, and even two complete episodes of
+    discrete observations, can be equal by chance.
     """
     seen = _observations(columns)
     return bool(seen) and all(
@@ -64,7 +64,7 @@ def are_states(columns: Sequence[ColumnReport]) -> bool:
 
 def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -> float:
     """Return the probability that two steps from the same state have equal actions. If observations have fractional
-    values, the result is 0, because then steps are almost never equal by chance.
+    values, return 0, because two such steps are almost never equal by chance.
     """
     seen = _observations(columns)
     whole = all(column.whole or column.dtype.startswith(("int", "uint", "bool")) for column in seen)
@@ -75,12 +75,12 @@ def same_again(columns: Sequence[ColumnReport], actions: ActionsReport | None) -
 
 
 def about_ends(episodes: EpisodesReport, *, states: bool, again: float) -> Iterator[Finding]:
-    """Yield findings about the ends of episodes, and about episodes that are equal.
+    """Yield findings about the ends of episodes, and about episodes that equal other episodes.
 
     Args:
         episodes: The counts of episodes.
         states: Whether all observations are discrete states.
-        again: See ``same_again``.
+        again: The probability that ``same_again`` returns.
     """
     odd, count = episodes.anomalies, f"{episodes.count:,}"
     pairs = episodes.count * (episodes.count - 1) / 2
@@ -238,7 +238,9 @@ def _findings(
     actions: ActionsReport | None,
     specs: Mapping[str, Any],
 ) -> Iterator[Finding]:
-    """Yield the findings that follow from the counts, with places; ``specs`` has the specs of columns by name."""
+    """Yield the findings that follow from the counts, with their episodes and steps; ``specs`` has the specs of columns
+    by name.
+    """
     found = list(_about_columns(scan, columns, specs))
     if episodes is not None:
         found += about_ends(episodes, states=are_states(columns), again=same_again(columns, actions))
@@ -351,7 +353,9 @@ def _about_spec(scan: Scan, column: ColumnReport, spec: Any) -> Iterator[Finding
 
 
 def _of_any_place(spec: Any) -> Any:
-    """Return a spec for single numbers that allows each value that is allowed in any dimension of the vector's spec."""
+    """Return a spec for single numbers; it allows each number that the vector's spec allows in at least one
+    dimension.
+    """
     if isinstance(spec, Bounded):
         return Bounded(spec.low.min(), spec.high.max(), (), spec.dtype)
     return Binary() if isinstance(spec, Binary) else Categorical(int(np.max(spec.nvec)))
@@ -446,7 +450,9 @@ def _about_statistics(
 
 
 def _counted(places: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, Any]]:
-    """Return the mean, deviation and range of the vector columns in which every dimension has a finite number."""
+    """Return the mean, deviation and range of each vector column whose dimensions all have at least one finite
+    number.
+    """
     numbers = ("mean", "deviation", "low", "high")
     return {
         name: {key: np.asarray(one[key], np.float64) for key in numbers}

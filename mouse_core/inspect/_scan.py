@@ -171,7 +171,8 @@ class EpisodeCounter:
 
     Args:
         arrived: Whether an episode of T transitions has T + 1 rows, and its first row belongs to no transition.
-        found_by: The columns that mark where episodes begin: any of "episode_step", an episode number, and "done".
+        found_by: Names of the columns that mark where episodes begin: one or more of "episode_step", the column of
+            episode numbers, and "done".
     """
 
     def __init__(self, *, arrived: bool, found_by: str) -> None:
@@ -218,7 +219,8 @@ class EpisodeCounter:
             contradicted: Mask of rows whose flags contradict their done codes; None without such flags.
 
         Returns:
-            A mask of rows that begin an episode; for each row, the index of its episode, and its index in the episode.
+            Three arrays: a mask of the rows that begin an episode, the index of each row's episode, and the index of
+            each row in its episode.
         """
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
         shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
@@ -241,7 +243,7 @@ class EpisodeCounter:
     def _starts(self, known: dict[str, Any]) -> Bools:
         """Return a mask of rows that begin an episode.
 
-        ``done`` is used only if neither steps nor episodes are numbered.
+        ``done`` is used only if the data have neither step indices nor episode numbers.
         """
         last, numbered = self._last or {}, known["step"] is not None or known["number"] is not None
         start = step_begins(
@@ -286,15 +288,15 @@ class EpisodeCounter:
             self._count(code, rows, where)
 
     def _count(self, code: str, rows: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count rows with an anomaly, and record their episodes and steps."""
+        """Count the rows that have an anomaly, and record the episodes and steps of these rows."""
         count = int(rows.sum())
         if count:
             self.anomalies[code] += count
             self.places[code].add(where[0][rows], where[1][rows])
 
     def _count_repeats(self, repeats: Bools, where: tuple[Int64s, Int64s]) -> None:
-        """Count observations that equal the previous observation, and how many of these precede a different
-        observation.
+        """Count the observations that equal the previous observation, and count how many of these are followed by a
+        different observation.
         """
         self.repeated += int(repeats.sum())
         self.places["repeated-observation"].add(where[0][repeats], where[1][repeats])
@@ -324,7 +326,9 @@ class EpisodeCounter:
         self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
 
     def _count_finals(self, begins: Int64s, start: Bools, previous: UInt64s, sizes: Int64s) -> None:
-        """Count equal final observations of ended episodes; ``previous`` has the hash of the row before each row."""
+        """Count the ended episodes whose final observation equals the previous observation, or the final observation of
+        the first episode. ``previous`` has the hash of the row before each row.
+        """
         ended = begins if self._last is not None else begins[1:]
         final = previous[ended]
         if not len(final):
@@ -348,7 +352,7 @@ class EpisodeCounter:
         self._finished.append((lengths, returns, np.clip(codes, -1, 3).astype(np.int8), hashes))
 
     def all_of_them(self) -> tuple[UInt64s, Int64s]:
-        """Return the hash and the length in rows of every episode.
+        """Return two arrays: the hash of every episode, and the number of its rows.
 
         The last episode is included only after a call of ``result``.
         """
@@ -438,7 +442,7 @@ _MOST_OF_A_CODE = 5
 
 
 class Scan:
-    """The counters of an inspection, and its checks of single rows. Rows are added block by block.
+    """All counters of an inspection, and the checks that need only single rows. Rows are added block by block.
 
     Args:
         schema: The columns.
@@ -598,7 +602,7 @@ class Scan:
     def all_places(self) -> dict[tuple[str, str | None], Places]:
         """Return the places of anomalies, by code and column.
 
-        Places of episodes are complete after a call of ``results``.
+        The places of anomalies of complete episodes are included only after a call of ``results``.
         """
         found: dict[tuple[str, str | None], Places] = dict(self.places.items())
         counted = {} if self.episodes is None else self.episodes.places
@@ -618,8 +622,8 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a copy of a finding with the place of the lowest or highest value of a dimension. If ``dimension`` is
-        None, the value is the lowest or highest of all dimensions.
+        """Return a copy of a finding, whose place is the place of the lowest or highest value of a dimension. If
+        ``dimension`` is None, the value is the lowest or highest of all dimensions.
         """
         known = self._sample.extremes.get(finding.column or "")
         if known is None:
@@ -666,17 +670,17 @@ def _row_hashes(values: Values) -> UInt64s:
 
 
 def _combined(*hashes: UInt64s) -> UInt64s:
-    """Combine several hashes of each row to one hash."""
+    """Combine several hashes of each row into one hash."""
     return hashes_of(np.stack(hashes, axis=1))[:, 0]
 
 
 def _odd(counter: ColumnCounter) -> int:
-    """Return how many values are null, NaN or infinite."""
+    """Return the total number of values that are null, NaN or infinite."""
     return counter.nulls + counter.nans + counter.infinite
 
 
 def _null_rows(values: Values) -> tuple[Int64s, None]:
-    """Return a mask of rows that are null or contain a null in a list."""
+    """Return the indices of the rows that are null, or are a list with a null."""
     rows = np.zeros(0, np.int64) if values.present is None else np.flatnonzero(~values.present)
     if values.inner_nulls and values.kind.depth == 1:
         inside = pc.list_parent_indices(values.array).filter(values.array.flatten().is_null())
@@ -685,7 +689,7 @@ def _null_rows(values: Values) -> tuple[Int64s, None]:
 
 
 def _odd_rows(values: Values) -> tuple[Int64s, Int64s | None]:
-    """Return a mask of rows with NaN or infinite values, and the affected dimensions of vectors."""
+    """Return the indices of the rows with NaN or infinite values, and the affected dimensions if rows are vectors."""
     numbers = values.numbers
     if numbers is None or numbers.dtype.kind != "f" or values.inner_nulls:
         return np.zeros(0, np.int64), None

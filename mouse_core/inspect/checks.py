@@ -1,13 +1,13 @@
 """Checks of single dimensions, and comparisons of parts of the data that should be similar.
 
 Correct recordings also contain unusual values. For example, Humanoid-v5 has 24 constant dimensions of 348, and scales
-that differ by a factor of 1e15. For this reason, a value that is only unusual is reported as a note. A value that
-contradicts the other dimensions of its column (siblings), other rows, or the nature of an action is reported as a
-warning.
+that differ by a factor of 1e15. For this reason, a value that is only unusual is reported as a note. A value is
+reported as a warning if it contradicts the other dimensions of its column (siblings), other rows, or the nature of an
+action.
 
-A part of the data is a segment of adjacent rows, or an episode. In a correct recording, every episode may have a
-different goal, and may or may not touch an object. So a part is reported only if it has several episodes, and if it
-differs from the other parts by more than the other parts differ from each other.
+A part of the data is a segment of adjacent rows, or an episode. In a correct recording, every episode can have a
+different goal, and the agent touches an object in some episodes only. So a part is reported only if two conditions
+hold: it has several episodes, and it differs from the other parts by more than the other parts differ from each other.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _scales(column: SampledColumn, spread: Floats) -> Iterator[Finding]:
 
 
 def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
-    """Yield findings about values that stay at their lowest or highest value."""
+    """Yield findings about dimensions whose value is often the lowest or the highest value of the dimension."""
     if column.name == "reward":
         return
     there = np.isfinite(column.values)
@@ -216,11 +216,12 @@ def _stuck(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 def _rests(
     column: SampledColumn, place: int, first: int, length: int, long: npt.NDArray[np.int64], sampled: Sampled
 ) -> bool:
-    """Whether an object at rest or at its limit, rather than a failed sensor, explains a run of equal values.
+    """Whether a run of equal values is explained by an object that rests or is at its limit, and not by a failed
+    sensor.
 
     Args:
         column, place: The column, and the index of the dimension.
-        first, length: First row and length of the run.
+        first, length: First row of the run of equal values, and its number of rows.
         long: First rows of all long runs of equal values.
         sampled: The rows.
     """
@@ -243,8 +244,8 @@ def _jumps(values: Floats, row: int, sampled: Sampled) -> bool:
 
 
 def _came_to_rest(values: Floats, first: int) -> bool:
-    """Whether a value changed only little before its run of equal values, as for a released object. The value of a
-    failed sensor stops abruptly.
+    """Whether a value changed only little before its run of equal values, as when an object comes to rest. The value of
+    a failed sensor stops abruptly.
     """
     changes = np.abs(np.diff(values))
     usual = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0
@@ -334,7 +335,7 @@ def about_parts(sampled: Sampled) -> Iterator[Finding]:
 
 
 def _as_notes_if_many(found: list[Finding], column: SampledColumn) -> Iterator[Finding]:
-    """Change findings to notes if observations differ in many dimensions at once."""
+    """Change the level of findings to "note" if observations differ between parts in many dimensions at once."""
     many = column.name.startswith("observation") and len(found) > max(1, _MOST_AT_ONCE * column.width)
     for finding in found:
         yield replace(finding, level="note") if many else finding
@@ -358,8 +359,8 @@ def _between(column: SampledColumn, parts: _Parts) -> Iterator[Finding]:
 
 
 def _together(spread: Floats) -> Floats:
-    """Return the range of each dimension in each part, divided by the ranges of the other dimensions. The division
-    compensates for parts with little motion, in which all ranges are small.
+    """Return the range of each dimension in each part, divided by the ranges of the other dimensions in this part. The
+    division compensates for parts with little motion, in which all ranges are small.
     """
     moving = (spread > 0).all(axis=0)
     if moving.sum() < 4:
@@ -406,7 +407,7 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
     Args:
         ordered: The numbers, ascending.
-        inside: The candidate positions; the gap follows one of them.
+        inside: The candidate positions; the gap lies directly after one of these positions.
         factor: A gap is reported if the number above it is at least ``factor`` times the number below it.
         least: Numbers below ``least`` count as rounding errors.
     """
@@ -418,8 +419,8 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
 
 
 def _reach(ordered: Floats) -> float:
-    """Return the ratio of the highest to the lowest number. If there are many numbers, the lowest and the highest tenth
-    are ignored.
+    """Return the ratio of the highest to the lowest number. If there are many numbers, the lowest 10% and the highest
+    10% are ignored.
     """
     cut = len(ordered) // 10
     return float(ordered[len(ordered) - 1 - cut] / max(ordered[cut], 1e-300))
@@ -476,7 +477,7 @@ def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -
 
 def _inner(ordered: Floats) -> tuple[float, float]:
     """Return the lowest and the highest number, or NaN if there are no numbers. If there are many numbers, the lowest
-    and the highest tenth are ignored.
+    10% and the highest 10% are ignored.
     """
     if not len(ordered):
         return np.nan, np.nan
@@ -485,7 +486,9 @@ def _inner(ordered: Floats) -> tuple[float, float]:
 
 
 def _said(parts: Int64s, count: int) -> str:
-    """Describe segments as a text: adjacent segments as a range of rows in percent, other segments by their number."""
+    """Describe segments as a text: adjacent segments as a range of rows in percent; otherwise, how many segments there
+    are.
+    """
     first, last = int(parts.min()), int(parts.max())
     if last - first + 1 == len(parts):
         return f"the rows from {first / count:.0%} to {(last + 1) / count:.0%} of the data"
@@ -573,7 +576,9 @@ class Sketches:
         self._open, self._rows = sums[-1], int(lengths[-1])
 
     def _scales_of(self, name: str, flat: npt.NDArray[np.floating]) -> None:
-        """Estimate the centre and scale of each dimension from the first rows, to give all dimensions equal weight."""
+        """Estimate the centre and the scale of each dimension from the first rows, so that all dimensions have equal
+        weight in a sketch.
+        """
         finite = np.where(np.isfinite(flat), flat, 0.0).astype(np.float64)
         self._middles[name] = np.median(finite, axis=0)
         scale = np.abs(finite - self._middles[name]).mean(axis=0)
@@ -607,8 +612,8 @@ class Sketches:
 def _near(sketches: Floats, lengths: Int64s, hashes: UInt64s) -> tuple[Int64s, bool]:
     """Return pairs of close episodes of equal length, and whether they are too close to be a coincidence.
 
-    Episodes are sorted by length, and episodes of equal length by a number of their sketches. This is repeated for
-    three numbers of the sketch, and neighbours in each order are compared.
+    Episodes are sorted by length, and episodes of equal length by one number of their sketches. The sorting is repeated
+    for three numbers of the sketch, and each episode is compared with the next episodes in each order.
     """
     count = len(lengths)
     nothing = np.zeros((0, 2), np.int64)

@@ -1,11 +1,12 @@
-"""Checks of the order in time: clocks advance, camera images change, and actions belong to the rows that they are in.
+"""Checks of the order in time: that clocks advance, that camera images change, and that each action is stored in the
+correct row.
 
-The change of the observation, ``y = o[t+1] - o[t]``, is fitted linearly from ``o[t]``, ``o[t-1]`` and the actions of
+A linear fit predicts the change of the observation, ``y = o[t+1] - o[t]``, from ``o[t]``, ``o[t-1]`` and the actions of
 three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action one row before
 (``earlier``), and the action one row after (``later``). In correct rows, ``earlier`` adds no information for any
 policy, because a step depends only on observations and on the action that was taken. ``later`` may add information,
-because a policy chooses it from ``o[t+1]``. If ``earlier`` explains the changes better than ``stated``, the
-actions are shifted by a row.
+because a policy chooses it from ``o[t+1]``. If ``earlier`` explains the changes better than ``stated``, the actions are
+shifted by a row.
 
 A shift to the later action is detected by a reverse fit, which predicts each action from ``o[t]`` and ``o[t+1]``. The
 action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so these observations contain
@@ -229,7 +230,7 @@ class Steps:
         changes: ``o[t+1] - o[t]``, ``[n, q]``.
         actions: Actions by block, ``[n, width]``.
         episode: The episode of each transition.
-        place: The index of the sampled row with ``o[t]``.
+        place: The index of the sampled row that contains ``o[t]``.
     """
 
     seen: Floats
@@ -240,11 +241,11 @@ class Steps:
 
     @property
     def now(self) -> Floats:
-        """``o[t]``, ``[n, p]``."""
+        """The observations ``o[t]``, ``[n, p]``."""
         return self.seen[:, : self.seen.shape[1] // 2]
 
     def where(self, chosen: Bools) -> Steps:
-        """Return the chosen transitions."""
+        """Return the transitions that a mask or an array of indices selects."""
         actions = {name: found[chosen] for name, found in self.actions.items()}
         return Steps(self.seen[chosen], self.changes[chosen], actions, self.episode[chosen], self.place[chosen])
 
@@ -288,13 +289,13 @@ def _chosen(fit: tuple[Floats, Floats], columns: Int64s) -> tuple[Floats, Floats
 
 
 def solved(gram: Floats, product: Floats) -> Floats:
-    """Return the weights of a ridge regression."""
+    """Return the fitted weights of a ridge regression."""
     size = max(float(gram[0, 0]), 1.0)
     return np.asarray(np.linalg.solve(gram + _RIDGE * size * np.eye(len(gram)), product))
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """Return the shares of changes that a block of actions explains in addition to other blocks.
+    """Return, by name, the share of the changes' variance that a block of actions explains in addition to other blocks.
 
     For example, "earlier" is the share that ``earlier`` explains in addition to ``stated``, and "all" is the share that
     all three blocks explain.
@@ -380,7 +381,9 @@ _FEWEST_IN_EPISODE = 5
 
 
 def about_dynamics(sampled: Sampled, *, arrived: bool) -> Iterator[Finding]:
-    """Yield findings about actions that are shifted by a row, in all episodes or in some episodes."""
+    """Yield findings about actions that are stored one row too early or too late, in all episodes or in some
+    episodes.
+    """
     steps = _steps_of(sampled, arrived=arrived)
     if steps is None:
         return
@@ -469,8 +472,8 @@ def _vectors(column: SampledColumn) -> Floats:
 
 
 def _scaled(values: Floats) -> Floats:
-    """Scale values to mean 0 and standard deviation 1; leave out constant dimensions. For the standard deviation,
-    outliers are clipped.
+    """Scale values to mean 0 and standard deviation 1; leave out constant dimensions. Outliers are clipped before the
+    standard deviation is computed.
     """
     finite = np.where(np.isfinite(values), values, np.nan)
     with np.errstate(all="ignore"):
@@ -533,7 +536,9 @@ def _verdict(gains: Mapping[str, float], steps: Steps, function_of_seen: float =
 
 
 def _unlike_the_rest(rows: Floats) -> int:
-    """Return how many rows differ from the median row: 0 for a constant action or observation."""
+    """Return the number of rows that differ from the median row; the result is 0 for a constant action or
+    observation.
+    """
     return int((rows != np.median(rows, axis=0)).any(axis=1).sum())
 
 
@@ -557,8 +562,8 @@ def _obeyed(rest: Steps, there: Steps, other: str) -> float:
 
 
 def _episodes_that_prefer(steps: Steps, other: str) -> Int64s | None:
-    """Return the episodes whose changes fit ``other`` better than the stated actions; None if these are very few or
-    nearly all episodes.
+    """Return the episodes whose changes fit ``other`` better than the stated actions; None if very few or nearly all
+    episodes do.
     """
     names, inverse, counts = np.unique(steps.episode, return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST_IN_EPISODE

@@ -28,7 +28,7 @@ def some(episodes: npt.NDArray[np.int64] | Iterable[int]) -> tuple[int, ...]:
 
 
 class Places:
-    """The places (episodes and steps) of a finding, collected in the order of rows."""
+    """Collects the places (episodes and steps) of a finding, in the order of rows."""
 
     def __init__(self) -> None:
         self._first: tuple[int, int] | None = None
@@ -41,8 +41,8 @@ class Places:
         step: npt.NDArray[np.int64],
         dimensions: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Add the episodes and steps of rows with the finding, arrays ``[n]``. ``dimensions`` lists each affected
-        dimension of the column once.
+        """Add the episodes and steps of the rows that have the finding, as arrays ``[n]``. ``dimensions`` has the index
+        of each affected dimension of the column, without repetitions.
         """
         if not len(episode):
             return
@@ -79,7 +79,7 @@ class Finding:
         column: The column of the finding; None for a finding about no column or several columns.
         dimension: The index of the affected dimension of the column; None if the finding is not about a single
             dimension.
-        name: The dimension's name in the data; None without a name.
+        name: The dimension's name in the data; None if the dimension has no name.
         episode: The index of an affected episode; None if unknown.
         step: The index of an affected step in the episode.
         episodes: The affected episodes among the checked episodes, ascending, at most the first 1,000; empty if
@@ -123,13 +123,14 @@ def of_dimension(
     where: tuple[int, int],
     episodes: tuple[int, ...] = (),
 ) -> Finding:
-    """Return a finding about a dimension of a column. The message begins with the dimension: ``action[3] (elbow)``.
+    """Return a finding about one dimension of a column. The message begins with the column and the dimension, such as
+    ``action[3] (elbow)``.
 
     Args:
         code, level, message: As in ``Finding``.
         column: The column, with the attributes ``name``, ``width`` and ``names``.
         dimension: The index of the dimension.
-        where: The episode and the step.
+        where: The episode and the step of an affected row.
         episodes: All affected episodes; by default the episode of ``where``.
     """
     name = None if column.names is None else column.names[dimension]
@@ -139,7 +140,9 @@ def of_dimension(
 
 
 def capped(findings: Sequence[Finding], most: int) -> list[Finding]:
-    """Return at most ``most`` findings of each code and column; the last finding states how many were left out."""
+    """Return at most ``most`` findings for each pair of a code and a column; the last finding of a pair states how many
+    findings were left out.
+    """
     kept: list[Finding] = []
     total, count = Counter((finding.code, finding.column) for finding in findings), Counter[Any]()
     for finding in findings:
@@ -247,7 +250,7 @@ def _facts(report: Report) -> list[str]:
 
 
 def _said(report: Report) -> list[str]:
-    """Return the metadata, except the alignment, as lines of text."""
+    """Return all metadata except the alignment, as lines of text."""
     metadata, lines = report.metadata, []
     if metadata.environments:
         lines.append(f"environment: {', '.join(metadata.environments)}")
@@ -305,12 +308,13 @@ class ColumnReport:
 
     Args:
         name: The name of the column.
-        dtype: Type of its values: "float32", "int64", "image", "string" and so on.
-        shape: The shape of a row; a text if rows differ in length; None if a row is not an array.
+        dtype: Type of the column's values: "float32", "int64", "image", "string" and so on.
+        shape: The shape of a row; a text that describes the shapes if rows differ in length; None if a row is not an
+            array.
         rows: Number of rows.
         nulls: Number of nulls, including nulls inside rows.
-        nans, infinite: Number of NaN values, and of infinite values.
-        low, high, mean, deviation: Statistics of all finite values; None without finite values, or for a column without
+        nans, infinite: Number of NaN values, and number of infinite values.
+        low, high, mean, deviation: Statistics of all finite values; None if the column has no finite values or no
             numbers.
         constant: Whether all rows are equal.
         whole: Whether all values are whole numbers.
@@ -335,7 +339,7 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Distribution over episodes of a number, such as the return.
+    """Distribution of a number that each episode has, such as the return.
 
     Args:
         low, high, mean, deviation: Statistics over all episodes; None without episodes.
@@ -363,10 +367,11 @@ class EpisodesReport:
         lengths: Distribution of the number of transitions of an episode.
         returns: Distribution of the sum of the rewards of an episode's transitions.
         terminated, truncated, open: Number of episodes that end with ``done`` 1, with ``done`` 2, and with ``done`` 0.
-        duplicates: Number of episodes that equal an earlier episode in every step.
-        done_codes: Number of rows of each done code.
+        duplicates: Number of episodes whose steps all equal the steps of an earlier episode.
+        done_codes: Number of rows with each done code.
         repeated_observations: Number of transitions whose observation equals the observation before.
-        anomalies: Number of occurrences of each other anomaly, by a short name; many findings use these numbers.
+        anomalies: Number of occurrences of each other anomaly, by a short name of the anomaly. Many findings are based
+            on these numbers.
     """
 
     count: int

@@ -1,4 +1,6 @@
-"""Samples runs of consecutive rows from all parts of the data, in bounded memory; finds the extremes of all rows."""
+"""Samples runs of consecutive rows from all parts of the data, in bounded memory, and finds the lowest and highest
+values of all rows.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,13 @@ class SampledColumn:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sample of rows from all parts of the data; the rows of a piece are adjacent.
+    """A sample of rows from all parts of the data. The sample consists of pieces, which are runs of adjacent rows.
 
     Args:
         columns: The columns by name.
         row: The index of each sampled row among all rows, int64 ``[n]``.
         episode, step: Episode and step of each sampled row.
-        rows: Number of all rows.
+        rows: Number of rows in the data, sampled or not.
     """
 
     columns: Mapping[str, SampledColumn]
@@ -82,7 +84,9 @@ class Sampled:
 
 
 class RowSample:
-    """Samples every ``stride``-th piece of rows. When there are too many pieces, the stride is doubled."""
+    """Samples every ``stride``-th piece, which is a run of adjacent rows. When the sample has too many pieces, the
+    stride is doubled.
+    """
 
     def __init__(self) -> None:
         self._stride = 1
@@ -134,13 +138,15 @@ class RowSample:
             self._count = sum(len(part[" row"]) for part in self._kept)
 
     def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
-        """Whether a column has numbers, and its rows have the same length as the first rows."""
+        """Whether a column has numbers, and the shape of these rows equals the shape of the column's first rows."""
         width = self._widths.setdefault(name, found.shape[1] if found.shape[1] <= _WIDEST else 0)
         self._continuous.setdefault(name, found.dtype.kind == "f")
         return 0 < width == int(found.shape[1])
 
     def result(self, rows: int, names: Mapping[str, Sequence[str]]) -> Sampled:
-        """Return the sample. ``rows`` is the number of all rows; ``names`` has the names of dimensions, by column."""
+        """Return the sample. ``rows`` is the number of rows in the data; ``names`` maps a column to the names of its
+        dimensions.
+        """
         whole = [name for name in self._widths if self._kept and all(name in part for part in self._kept)]
         columns = {}
         for name in whole:
@@ -170,7 +176,9 @@ def _without(found: npt.NDArray[Any], real: Bools | None, kept: Int64s) -> npt.N
 
 
 class Extremes:
-    """The lowest and the highest value of each dimension, with episode and step."""
+    """The lowest and the highest value of each dimension of a column, and the episode and step of each of these
+    values.
+    """
 
     def __init__(self, width: int) -> None:
         self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)

@@ -1,8 +1,8 @@
 """Specs of batches (the alignment, and the dtype and shape of each field), and specs of values (``Bounded``,
-``Composite``, ...).
+``Composite`` and others).
 
-This module defines the specs of batches. The specs of values are defined in other modules, which are imported at the
-first use.
+This module defines the specs of batches. Other modules define the specs of values; these modules are imported when they
+are first used.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Field:
         vector_dtype: The delivered dtype if the column has vectors; by default ``dtype``.
         shape: The per-step shape; by default the shape of the column's type, or of its first value. With shape ``()``,
             a vector of one value is read as a number; if also ``max_ndim`` is above 0, longer vectors keep their shape.
-        fill: Value that replaces a null; by default a null raises an error.
-        pad: Value that fills rows shorter than ``shape``; by default, a row of another width raises an error.
+        fill: Value that replaces a null; by default, reading a null raises an error.
+        pad: Value that fills rows shorter than ``shape``; by default, reading a row of another width raises an error.
         bounds: Lowest and highest allowed value, both included; by default, any value is allowed. Images have values
             0..255; depth images have values 0..65535, if ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is
             uint16.
@@ -89,13 +89,13 @@ class Field:
         dim: If ``shape`` is not set: the number of values of a vector, or the number of codes. Codes ``0..dim - 1`` are
             allowed, unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
         labels: Names of the codes from 0, for messages.
-        image: Whether values are images: encoded (``{bytes, path}``) or arrays ``[H, W]`` or ``[H, W, C]`` of pixels;
-            delivered flattened. ``shape`` is ``(H, W, C)``, by default of the first image. Video frames are resized to
-            ``shape``.
+        image: Whether values are images: encoded (``{bytes, path}``), or arrays ``[H, W]`` or ``[H, W, C]`` of pixels.
+            Images are delivered flattened, see ``flat``. ``shape`` is ``(H, W, C)``; by default, it is the shape of the
+            first image. Video frames are resized to ``shape``.
         flat: Whether an image is delivered flattened, ``[H * W * C]``; otherwise it is delivered as ``[H, W, C]``.
         transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
-            default the same as in the standard field of this name. The option ``windows=`` of sources uses this
-            attribute.
+            default, the value is the same as in the standard field of this name. The option ``windows=`` of sources
+            uses this attribute.
         crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
         decoder: The ``mouse_core.video.Decoder`` for video frames. Metadata of datasets do not contain it.
     """
@@ -155,8 +155,9 @@ class Field:
 
     @property
     def is_of_transition(self) -> bool:
-        """Whether values belong to a transition: ``transition``, or by default the same as in the standard field of
-        this name."""
+        """Whether values belong to a transition: the attribute ``transition``, or if it is None, the value for the
+        standard field of this name.
+        """
         standard = (field.transition for field in STANDARD_FIELDS if field.name == self.name)
         return bool(next(standard, False) if self.transition is None else self.transition)
 
@@ -191,7 +192,7 @@ class Field:
         return self.bounds
 
     def shown(self, bounds: tuple[int, int]) -> str:
-        """Describe values within bounds, for messages."""
+        """Describe the values that ``bounds`` allow, for messages."""
         low, high = bounds
         if low == 0 and len(self.labels) == high + 1:
             return "one of " + ", ".join(f"{code} ({label})" for code, label in enumerate(self.labels))
@@ -240,7 +241,7 @@ LAYOUTS: Mapping[Layout, tuple[Field, ...]] = {
         for field in _COMMON
     ),
 }
-"""Default fields by layout. "stored" has only the fields of the columns that every store needs."""
+"""Default fields by layout. For "stored", these are only the fields of the columns that every store needs."""
 
 
 # The option of a store that sets ``dim`` of a field without a ``dim``.
@@ -285,10 +286,11 @@ class FieldSpec:
         shape: The shape of one step. In a batch, the field is ``[B, S, *shape]``, or has the leading axes that
             ``Spec.batch_dims`` defines. If a field is delivered at K offsets, the first size of ``shape`` is K.
         column: The column that the field is read from; empty for a computed field.
-        stored_dtype: The dtype of stored and moved values, before the conversion to ``dtype``; by default ``dtype``.
+        stored_dtype: The dtype in which values are stored and copied, before they are converted to ``dtype``; by
+            default ``dtype``.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is the same or ``(H * W * C,)``; else None.
-        per_sequence: Whether the field is ``[B + 1]`` instead of a value per step: the first row of each of the B
-            sequences, and the end of the last sequence.
+        per_sequence: Whether the field has no value per step, but is an array ``[B + 1]``: the first row of each of the
+            B sequences, and the end of the last sequence.
     """
 
     name: str
@@ -312,7 +314,7 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class Spec(Mapping[str, FieldSpec]):
-    """The fields of a batch by name, and their alignment. A source has its spec before the first batch.
+    """The fields of a batch by name, and their alignment. The spec of a source is known before the first batch.
 
     Args:
         fields: Field specs by name, in the order of a batch.
@@ -393,7 +395,7 @@ _MODULES = {
 
 
 def _lazy(name: str) -> Any:
-    """Import a spec of values on first use: most batches need none."""
+    """Import a spec of values on first use, because most programs need no spec of values."""
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is not None:
         return getattr(import_module(f"mouse_core.spec.{module}"), name)

@@ -1,7 +1,7 @@
 """Specs of one array: numbers, categories as codes or one-hot vectors, objects, and unions of several specs.
 
-``Leaf`` is the base class of these specs. A subclass defines four things: which values are outside of its domain, the
-nearest value in the domain, how values are drawn, and the allowed values of each element.
+``Leaf`` is the base class of these specs. A subclass defines four operations: mark the values outside its domain,
+return the nearest value in the domain, draw random values, and list the allowed values of each element.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Leaf(Domain):
     # --- defined by every kind of leaf ------------------------------------------------------------------------------
 
     def _outside(self, array: Array) -> Array:
-        """Return a mask of the values outside the domain, ``[*batch, *shape]``; the mask may lack some of the last
-        axes."""
+        """Return a mask of the values outside the domain, ``[*batch, *shape]``. If several elements form one value, the
+        mask can lack the axes of these elements.
+        """
         raise NotImplementedError
 
     def _expected(self, place: tuple[int, ...]) -> str:
@@ -67,7 +68,7 @@ class Leaf(Domain):
         raise NotImplementedError
 
     def _nearest(self, array: Array) -> Array:
-        """Return the nearest values in the domain, in its dtype."""
+        """Return the nearest values in the domain, in the dtype of the domain."""
         raise NotImplementedError
 
     def _alternatives(self) -> list[Array]:
@@ -103,11 +104,13 @@ class Leaf(Domain):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest value, if the domain is the same interval for every element; else None."""
+        """Lowest and highest value, if every element has the same interval as its domain; else None."""
         return None
 
     def contains_numbers(self, values: Any) -> bool:
-        """Whether the domain contains all numbers, of any dtype; raise DataError for values that are not numbers."""
+        """Whether all given numbers, of any dtype, are in the domain; raise DataError for values that are not
+        numbers.
+        """
         return self._are_inside(self._as_array(values, any_numbers=True))
 
     def contains_rows(self, values: Any) -> Array:
@@ -122,15 +125,17 @@ class Leaf(Domain):
         return self._fits_by_row(self._as_array(values, any_numbers=True))
 
     def why_not_numbers(self, values: Any) -> str | None:
-        """Return the reason why a number is not in the domain, or None; like ``why_not``, but for numbers of any
-        dtype."""
+        """Return the reason why a number is not in the domain, or None if all numbers are. Unlike ``why_not``, this
+        method accepts numbers of any dtype.
+        """
         try:
             return self._why_not(self._as_array(values, any_numbers=True))
         except DataError as error:
             return str(error)
 
     def project(self, values: Any) -> Any:
-        """Return the nearest values in the domain, ``[*batch, *shape]`` in its dtype, for numbers of any dtype.
+        """Return the values in the domain that are nearest to numbers of any dtype: ``[*batch, *shape]``, in the
+        domain's dtype.
 
         Raises:
             DataError: The values are not numbers, or have another shape.
@@ -174,7 +179,9 @@ class Leaf(Domain):
         return stacked.reshape(number, *self.shape).astype(self.dtype)
 
     def _as_array(self, values: Any, *, any_numbers: bool = False) -> Array:
-        """Return values as an array in the domain's dtype, or in any dtype; raise DataError if they do not fit."""
+        """Return values as an array, in the domain's dtype or, if allowed, in any dtype; raise DataError if the values
+        do not fit.
+        """
         try:
             array = as_array(values)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -262,7 +269,9 @@ def leaf_dtype(dtype: Any, kinds: str, *, where: str) -> np.dtype[Any]:
 
 
 def spread(values: Any, shape: Shape, *, where: str) -> Array:
-    """Return values as a private array of ``shape``; raise ConfigError if they do not fit."""
+    """Return values broadcast to ``shape``, as a copy unless the values are read-only; raise ConfigError if the values
+    do not fit.
+    """
     array = np.asarray(values)
     if array.flags.writeable and array.ndim:
         array = array.copy()
@@ -295,7 +304,7 @@ def as_array(values: Any) -> Array:
 
 
 def leaf_shape(shape: Any, *, where: str, most_common: Shape = ()) -> Shape:
-    """Check and return the shape of a leaf; if the shape is None, return ``most_common``."""
+    """Check and return the shape of a leaf spec; if the shape is None, return ``most_common``."""
     return most_common if shape is None else check_shape(shape, where=where)
 
 
@@ -325,14 +334,14 @@ def count_product(counts: Array, shape: Shape) -> int | float:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two attributes have the same type and value."""
+    """Whether two values of an attribute have the same type and are equal."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return one is not None and other is not None and np.array_equal(one, other)
     return type(one) is type(other) and bool(one == other)
 
 
 def shown(value: Any) -> str:
-    """Format an attribute or a value of data for a message."""
+    """Format an attribute of a spec, or a data value, for a message."""
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, np.ndarray):
@@ -345,8 +354,8 @@ def shown(value: Any) -> str:
 class NonTensor(Leaf):
     """The spec of any objects, such as texts.
 
-    With shape ``()``, a value is any object, and a batch is a list or an array of objects. With another shape, values
-    are arrays of objects.
+    If ``shape`` is ``()``, a value is any object, and a batch is a list or an array of objects. If ``shape`` has
+    dimensions, values are arrays of objects.
 
     Args:
         shape: Shape of a step; a size of -1 is dynamic.
@@ -463,7 +472,9 @@ class _Box(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """Number of different values of a step; ``math.inf`` for floats, unless the bounds are equal."""
+        """Number of different values of a step; ``math.inf`` for floats, unless the lower and the upper bound are
+        equal.
+        """
         low, high = self._bounds()
         if not self.is_discrete:
             return 1 if bool((low == high).all()) else float("inf")
@@ -472,7 +483,7 @@ class _Box(Leaf):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest value, if the domain is the same interval for every element; else None."""
+        """Lowest and highest value, if every element has the same interval as its domain; else None."""
         low, high = self._bounds()
         return None if any((*low.strides, *high.strides)) or not low.size else (low.flat[0].item(), high.flat[0].item())
 
@@ -531,8 +542,8 @@ class Bounded(_Box):
     """Numbers between two bounds, both included: floats or integers, depending on ``dtype``.
 
     Args:
-        low: Lowest value, or an array with the lowest value of each element; may be infinite.
-        high: Highest value, or an array with the highest value of each element; may be infinite.
+        low: Lowest value, or an array with the lowest value of each element. Infinite values are allowed.
+        high: Highest value, or an array with the highest value of each element. Infinite values are allowed.
         shape: Shape of a step; by default the shape of the bounds. A size of -1 is dynamic.
         dtype: Dtype of values; by default the dtype of array bounds, and float32 for Python numbers. Bounds are rounded
             to this dtype.
@@ -642,7 +653,7 @@ class Binary(_Box):
 
     @property
     def is_discrete(self) -> bool:
-        """True, even for a floating dtype, as there are only two values."""
+        """True, even for a floating dtype, because 0 and 1 are the only values."""
         return True
 
     def _bounds(self) -> tuple[Array, Array]:
@@ -671,13 +682,17 @@ def _as_numbers(value: Any, where: str) -> Array:
 
 
 def _compact(bounds: Array) -> Array:
-    """Replace equal bounds by one repeated value, which takes less memory and is compared faster."""
+    """If all elements have the same bound, store the bound only once; this takes less memory, and bounds are compared
+    faster.
+    """
     same = bounds.size > 0 and any(bounds.strides) and bool((bounds == bounds.flat[0]).all())
     return np.broadcast_to(bounds.reshape(-1)[:1].reshape(()), bounds.shape) if same else bounds
 
 
 def _as_bound(array: Array, dtype: np.dtype[Any], where: str) -> Array:
-    """Return a bound in the dtype of values; for an integer dtype, an infinite bound becomes the dtype's limit."""
+    """Return a bound in the dtype of values. For an integer dtype, an infinite bound becomes the lowest or highest
+    number of the dtype.
+    """
     if number_kind(dtype) == "f":
         with np.errstate(over="ignore"):
             return np.asarray(array.astype(dtype))
@@ -715,7 +730,7 @@ class _Categories(Leaf):
 
 
 class _Codes(_Categories):
-    """Base class of specs of codes from 0 for each element."""
+    """Base class of specs in which each element is a code, counted from 0."""
 
     @property
     def cardinality(self) -> int | float:
@@ -725,7 +740,7 @@ class _Codes(_Categories):
 
     @property
     def limits(self) -> tuple[Any, Any] | None:
-        """Lowest and highest code, if all codes between them are allowed for every element; else None."""
+        """Lowest and highest code; None if there is a mask, or if elements have different numbers of codes."""
         same = uniform_value(self.nvec) if self.mask is None else None
         return None if same is None else (0, same - 1)
 
@@ -794,13 +809,14 @@ class Categorical(_Codes):
         return np.array(self.n, np.int64)
 
     def one_hot(self, dtype: Any = np.bool_) -> OneHot:
-        """Return the spec of the same categories as one-hot vectors, of shape ``[*shape, n]``."""
+        """Return the spec of the same categories, represented as one-hot vectors ``[*shape, n]``."""
         return OneHot(self.n, (*self.shape, self.n), dtype, self.mask, self.device)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultiCategorical(_Codes):
-    """The spec of several codes with different numbers of codes, as in gymnasium's ``MultiDiscrete``.
+    """The spec of vectors of codes, as in gymnasium's ``MultiDiscrete``; each element of the vector has its own number
+    of codes.
 
     Args:
         nvec: Number of codes of each element. If ``shape`` has more leading dimensions than ``nvec``, ``nvec`` is
@@ -837,7 +853,8 @@ class MultiCategorical(_Codes):
         set_all(self, nvec=nvec, shape=shape, dtype=dtype, mask=mask)
 
     def one_hot(self, dtype: Any = np.bool_) -> MultiOneHot:
-        """Return the spec of the same categories as concatenated one-hot vectors, ``[*shape[:-1], sum(nvec)]``.
+        """Return the spec of the same categories, represented as concatenated one-hot vectors ``[*shape[:-1],
+        sum(nvec)]``.
 
         Raises:
             ConfigError: The numbers of codes differ between rows of ``nvec``.
@@ -856,7 +873,7 @@ class _Hot(_Categories):
     """Base class of specs of concatenated one-hot vectors; vector k has ``nvec[k]`` values."""
 
     def categorical(self) -> Any:
-        """Return the spec of the same categories as codes."""
+        """Return the spec of the same categories, represented as codes."""
         raise NotImplementedError
 
     def _hot(self, codes: Array) -> Array:
@@ -969,11 +986,11 @@ class OneHot(_Hot):
 
     @property
     def nvec(self) -> Any:
-        """Number of values of the vector, as in ``MultiOneHot``."""
+        """Number of values of the vector, as an array; see ``MultiOneHot``."""
         return (self.n,)
 
     def categorical(self, dtype: Any = np.int64) -> Categorical:
-        """Return the spec of the same categories as codes, of shape ``shape[:-1]``."""
+        """Return the spec of the same categories, represented as codes of shape ``shape[:-1]``."""
         return Categorical(self.n, self.shape[:-1], dtype, self.mask, self.device)
 
     def _hot(self, codes: Array) -> Array:
@@ -1021,7 +1038,7 @@ class MultiOneHot(_Hot):
             self.categorical()  # raises ConfigError if a vector has no value that may be 1
 
     def categorical(self, dtype: Any = np.int64) -> MultiCategorical:
-        """Return the spec of the same categories as codes, of shape ``[*shape[:-1], len(nvec)]``."""
+        """Return the spec of the same categories, represented as codes of shape ``[*shape[:-1], len(nvec)]``."""
         shape = (*self.shape[:-1], len(self.nvec))
         return MultiCategorical(np.array(self.nvec), shape, dtype, self.mask, self.device)
 
@@ -1056,7 +1073,9 @@ def _nearest_code(mask: Array, codes: Array) -> Array:
 
 
 def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
-    """Convert a mask ``[..., sum(nvec)]`` to ``[..., k, most]``; return a mask of that shape unchanged."""
+    """Convert a mask ``[..., sum(nvec)]`` to shape ``[..., k, most]``; return a mask that has this shape already
+    unchanged.
+    """
     if mask.ndim > 1 and mask.shape[-2:] == (*nvec.shape[-1:], most):
         return mask & (np.arange(most) < nvec[..., None])
     rows = nvec.reshape(-1, nvec.shape[-1]) if nvec.ndim else nvec.reshape(1, 1)
@@ -1081,7 +1100,7 @@ def _check_n(n: Any, where: str) -> int:
 
 
 def _check_nvec(nvec: Any, where: str) -> Array:
-    """Return numbers of codes as an array; raise ConfigError unless they are integers of at least 1."""
+    """Return ``nvec`` as an array; raise ConfigError unless all its values are integers of at least 1."""
     try:
         numbers = np.asarray(nvec)
     except ValueError as error:
@@ -1117,8 +1136,9 @@ def _as_booleans(mask: Any, where: str) -> Array:
 
 
 def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
-    """Return a mask for every element (None if there is no mask or no element); raise ConfigError if an element has no
-    allowed code."""
+    """Return a mask for every element, or None if ``mask`` is None or there are no elements; raise ConfigError if an
+    element has no allowed code.
+    """
     if mask is None:
         return None
     array = spread(_as_booleans(mask, where), shape, where=f"{where}: mask")
@@ -1131,10 +1151,10 @@ def _check_mask(mask: Any, shape: Shape, where: str) -> Array | None:
 class Choice(Leaf):
     """The union of several specs: the value of each row is in at least one of the specs.
 
-    A ``NonTensor`` in ``choices`` has its example as its only value.
+    A ``NonTensor`` in ``choices`` allows only one value: its example.
 
     Args:
-        choices: The specs of one array each, at least one spec; all have the same shape and dtype.
+        choices: One or more specs, each of one array. All specs must have the same shape and dtype.
         device: A label for adapters.
 
     Raises:
@@ -1170,7 +1190,9 @@ class Choice(Leaf):
 
     @property
     def cardinality(self) -> int | float:
-        """Number of values of all choices; a value that several choices contain is counted once for each of them."""
+        """Number of values of all choices; a value that several choices contain is counted once for each of these
+        choices.
+        """
         return sum(1 if isinstance(one, NonTensor) else one.cardinality for one in self.choices)
 
     def astype(self, dtype: Any) -> Self:
@@ -1186,10 +1208,11 @@ class Choice(Leaf):
         return replace(super().to(device), choices=tuple(one.to(device) for one in self.choices))
 
     def project(self, values: Any) -> Any:
-        """Return the nearest value of any choice, row by row; values of a choice are returned unchanged.
+        """Return, for each row, the nearest value in any of the choices; a value that is in a choice is returned
+        unchanged.
 
         Raises:
-            DataError: The values have another kind or shape, or an object is not a choice.
+            DataError: The values have another kind or shape than the choices, or an object equals none of the choices.
         """
         if self._is_of_objects:
             self.check(values)
@@ -1201,7 +1224,7 @@ class Choice(Leaf):
         return self._picked(np.nan_to_num(distances).argmin(0), nearest)
 
     def encode(self, values: Any) -> Any:
-        """Check that values are in a choice and return them unchanged; ``decode`` does the same.
+        """Check that each row is in at least one choice, and return the values unchanged; ``decode`` does the same.
 
         Raises:
             DataError: A value is in no choice.
@@ -1278,7 +1301,7 @@ class Choice(Leaf):
         return projected
 
     def _picked(self, numbers: Array, alternatives: list[Array]) -> Array:
-        """Return an array with row r of ``alternatives[numbers[r]]`` as its row r."""
+        """Return an array whose row r is row r of ``alternatives[numbers[r]]``."""
         picked = np.zeros_like(alternatives[0])
         for number, values in enumerate(alternatives):
             chosen = (numbers == number).reshape(numbers.shape + (1,) * (picked.ndim - numbers.ndim))

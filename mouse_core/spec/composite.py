@@ -1,8 +1,8 @@
 """Specs of nested fields by name, stacks of specs, and the specs of batches.
 
-Equal specs stack to a spec of the same kind, which is expanded. Different specs stack to ``Stacked``, which keeps each
-spec. For indexing, ``reshape`` and other operations on axes, ``Stacked`` applies the operation to an array of the
-specs' indices; the resulting array contains the new position of each spec.
+A stack of equal specs is a spec of the same kind with one more dimension. A stack of different specs is a ``Stacked``,
+which keeps each spec. For indexing, ``reshape`` and other operations on axes, ``Stacked`` applies the operation to an
+array of the specs' indices; the resulting array contains the new position of each spec.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ += ["check_no_exclusive_keys", "contains_lazy"]
 class Composite(Domain, Mapping[str, Any]):
     """A mapping of names to specs, nested like the fields of rows.
 
-    A tuple of names, as in ``composite["next", "reward"]``, returns a nested entry. Any other index, as in
-    ``composite[0]``, indexes the axes of ``shape`` in every entry.
+    An index that is a tuple of names, as in ``composite["next", "reward"]``, returns a nested entry. Any other index,
+    as in ``composite[0]``, indexes the axes of ``shape`` in every entry.
 
     Args:
         entries: Specs by name. A dict becomes a ``Composite`` of the same shape; a tuple of names is a nested entry.
@@ -81,8 +81,9 @@ class Composite(Domain, Mapping[str, Any]):
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the entry with a given name; or, for another index, the spec of values that are indexed along the axes
-        of ``shape``."""
+        """If ``key`` is a name, return the entry with this name; otherwise, return the spec of values that are indexed
+        with ``key`` along the axes of ``shape``.
+        """
         if not is_name(index):
             return super().__getitem__(index)
         found: Any = self
@@ -266,7 +267,7 @@ def _checked_names(key: Any) -> tuple[str, ...]:
 
 
 def is_name(key: object) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether ``key`` is a name, or a tuple of names that leads to a nested field."""
+    """Whether ``key`` is a name, or a tuple of names, which is the path of a nested field."""
     names = (key,) if isinstance(key, str) else key
     return isinstance(names, tuple) and bool(names) and all(isinstance(name, str) for name in names)
 
@@ -288,7 +289,9 @@ def _put(entries: dict[str, Domain], names: tuple[str, ...], spec: Any, shape: S
 
 
 def _value(values: Any, key: FieldKey) -> Any:
-    """Return a field of nested dicts, TensorDicts, dataclasses or named tuples; raise MissingFieldError if absent."""
+    """Return a field of nested dicts, TensorDicts, dataclasses or named tuples; raise MissingFieldError if the field
+    does not exist.
+    """
     value = values
     for name in path_of(key):
         record = as_record(value)
@@ -314,7 +317,7 @@ def from_batch(batch: Any, *, batch_dims: int = 2) -> Composite:
         batch_dims: Number of axes before the axes of a step: 2 for ``[B, S, ...]``.
 
     Raises:
-        ConfigError: A field has fewer axes.
+        ConfigError: A field has fewer axes than ``batch_dims``.
         SchemaError: The batch has no fields.
     """
     entries: dict[FieldKey, Domain] = {}
@@ -358,12 +361,12 @@ class Stacked(Domain):
     """Different specs along a dimension, one for each index; the result of ``stack_specs``.
 
     A stack is *dense* if its specs have the same names, shapes and dtypes: values are then arrays with one more
-    dimension. Values of any other stack are a tuple with the values of each spec.
+    dimension. If a stack is not dense, its values are a tuple with the values of each spec.
 
     Args:
-        specs: The specs, at least one: all specs of one array with one dtype and number of dimensions, or all
-            ``Composite`` with one shape.
-        axis: The new dimension of ``shape``.
+        specs: One or more specs. Either all are specs of one array, with the same dtype and number of dimensions; or
+            all are ``Composite``, with the same ``shape``.
+        axis: The position of the new dimension in ``shape``.
 
     Raises:
         ConfigError: There is no spec, or the specs cannot be stacked.
@@ -459,8 +462,8 @@ class Stacked(Domain):
         return self._joined(list(self._by_number().enumerate(most=most).values()))
 
     def expand(self, shape: int | Shape) -> Self:
-        """Return the stack repeated to a shape that ends with ``self.shape``. Sizes that differ between the specs are
-        -1.
+        """Return the stack, repeated to fill a shape that ends with ``self.shape``; pass -1 for sizes that differ
+        between the specs.
 
         Raises:
             ConfigError: The shape ends with other sizes.
@@ -485,7 +488,7 @@ class Stacked(Domain):
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _by_number(self) -> Composite:
-        """Return the specs as fields "0", "1", ..."""
+        """Return the stacked specs by name; the names are "0", "1", and so on."""
         return Composite({str(number): one for number, one in enumerate(self.specs)})
 
     def _axes(self) -> Shape:
@@ -508,7 +511,7 @@ class Stacked(Domain):
         return _placed(np.asarray(arrays["numbers"]), [one._changed(change, where=where) for one in whole])
 
     def _parts(self, values: Any) -> list[Any]:
-        """Return the values for each spec; raise DataError if they do not fit."""
+        """Return the values for each spec; raise DataError if the values do not fit the stack."""
         n = len(self.specs)
         if not self.is_dense:
             if not isinstance(values, tuple | list) or len(values) != n:
@@ -565,9 +568,9 @@ def stack_specs(specs: Sequence[Any], axis: int = 0) -> Any:
     ``unbind`` returns the specs.
 
     Args:
-        specs: The specs, at least one: all specs of one array with one dtype and number of dimensions, or all
-            ``Composite`` with one shape.
-        axis: The new dimension of the shape.
+        specs: One or more specs. Either all are specs of one array, with the same dtype and number of dimensions; or
+            all are ``Composite``, with the same ``shape``.
+        axis: The position of the new dimension in the shape.
 
     Raises:
         ConfigError: There is no spec, or the specs cannot be stacked.
@@ -587,7 +590,7 @@ def contains_lazy(spec: Domain) -> bool:
 
 
 def check_no_exclusive_keys(spec: Domain) -> bool:
-    """Whether in each ``Stacked`` inside a spec, all stacked specs have the same fields."""
+    """Whether the specs of each ``Stacked`` inside a spec all have the same fields."""
     if isinstance(spec, Composite):
         return all(check_no_exclusive_keys(one) for one in spec.entries.values())
     if not isinstance(spec, Stacked):
@@ -600,8 +603,8 @@ def consolidate(spec: Any) -> Any:
     """Add empty fields to the specs of every ``Stacked`` in a spec, so that all specs of a stack have the same fields.
 
     An added field is a ``NonTensor``, or an ``Unbounded`` with the field's dtype in another spec. Added fields are
-    empty: their size is 0 in each dimension after the dimensions of their ``Composite``. (A field that has no further
-    dimensions is not empty.)
+    empty: their size is 0 in each dimension after the dimensions of their ``Composite``. (If a field has no dimension
+    after these, the field is not empty.)
     """
     if isinstance(spec, Composite):
         return replace(spec, entries={name: consolidate(one) for name, one in spec.entries.items()})
@@ -671,7 +674,7 @@ def _with_size(shape: Shape, axis: int, n: int) -> Shape:
 
 
 def _placed(numbers: Array, specs: list[Any]) -> Any:
-    """Return the spec that equals ``specs[numbers[index]]`` at each index."""
+    """Return a spec whose entry at each ``index`` is ``specs[numbers[index]]``."""
     if not numbers.size or bool((numbers == numbers.flat[0]).all()):
         return specs[int(numbers.flat[0]) if numbers.size else 0]
     # Split along the first axis on which the numbers differ, and stack the results along this axis.
@@ -685,7 +688,9 @@ def _placed(numbers: Array, specs: list[Any]) -> Any:
 
 
 def _layout(spec: Any) -> Any:
-    """Return shape and dtype of a spec's values, by name for nested values; None for values that are not arrays."""
+    """Return the shape and dtype of a spec's values; for nested values, return a dict by name. Return None for values
+    that are not arrays.
+    """
     if isinstance(spec, Composite):
         layouts = {name: _layout(one) for name, one in spec.entries.items()}
         return None if None in layouts.values() else layouts
@@ -695,7 +700,7 @@ def _layout(spec: Any) -> Any:
 
 
 def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
-    """Return the layout of ``n`` values with a given layout after they are stacked along ``axis``."""
+    """Return the layout of a stack of ``n`` values along ``axis``; each value has the given layout."""
     if isinstance(layout, dict):
         return {name: _stacked_layout(one, axis, n) for name, one in layout.items()}
     shape, dtype = layout
@@ -703,7 +708,7 @@ def _stacked_layout(layout: Any, axis: int, n: int) -> Any:
 
 
 def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
-    """Return the values of the spec with index ``number`` in a dense stack of ``n`` specs."""
+    """From the values of a dense stack of ``n`` specs, return the values of the spec with index ``number``."""
     if isinstance(layout, dict):
         record = as_record(values)
         if record is None:
@@ -723,7 +728,7 @@ def _part(layout: Any, values: Any, axis: int, number: int, n: int) -> Any:
 
 
 def _join(layout: Any, parts: Sequence[Any], axis: int) -> Any:
-    """Return the values of a dense stack from the values of each spec."""
+    """Stack the values of each spec, and return the values of the dense stack."""
     if isinstance(layout, dict):
         return {name: _join(one, [part[name] for part in parts], axis) for name, one in layout.items()}
     return np.stack([np.asarray(part) for part in parts], axis - len(layout[0]) - 1)
@@ -800,7 +805,7 @@ def _check_size(shape: list[Any]) -> None:
 
 
 def _numbers(value: Any) -> Any:
-    """Return bounds with infinities, which are texts in JSON, as floats."""
+    """Convert bounds from JSON to floats; infinite bounds are texts in JSON."""
     if isinstance(value, list):
         return [_numbers(one) for one in value]
     return float(value) if isinstance(value, str) else value

@@ -66,9 +66,9 @@ def operate(
 ) -> tuple[Shape, dict[str, Array | None]]:
     """Apply a change to a shape, and to arrays whose shapes begin with this shape (size 1 along dynamic dimensions).
 
-    During the change, a dynamic dimension has a temporary, unique size, for example 1009. In the result, the dimension
-    of this size becomes dynamic again. Example: to add an axis to (-1, 3), the change is applied to (1009, 3) and gives
-    (1, 1009, 3), so the result is (1, -1, 3).
+    During the change, each dynamic dimension has a temporary size that no other dimension has, for example 1009. In the
+    result, the dimension of this size becomes dynamic again. Example: to add an axis to (-1, 3), the change is applied
+    to (1009, 3) and gives (1, 1009, 3), so the result is (1, -1, 3).
 
     Raises:
         ConfigError: The shape does not allow the change.
@@ -90,8 +90,9 @@ def operate(
 
 
 def reshaped(shape: Shape, to: Any) -> Change:
-    """Return the change that reshapes. A single size of -1 is inferred; for a dynamic shape, each -1 is a dynamic
-    dimension."""
+    """Return the change that reshapes an array. A single size of -1 is inferred; if the shape is dynamic, each -1 is a
+    dynamic dimension.
+    """
     target = check_shape(to, where="reshape")
     if not is_dynamic(shape):
         return lambda array, ndim: array.reshape(_inferred(array.shape[:ndim], target) + array.shape[ndim:])
@@ -106,7 +107,7 @@ def reshaped(shape: Shape, to: Any) -> Change:
 
 
 def _inferred(sizes: Shape, target: Shape) -> Shape:
-    """Return the target with -1 replaced by the inferred size."""
+    """Return the target shape, in which the inferred size replaces -1."""
     if target.count(-1) != 1:
         return target
     others = math.prod(size for size in target if size != -1)
@@ -132,8 +133,9 @@ def unsqueezed(shape: Shape, axis: int) -> Change:
 
 
 def expanded(shape: Shape, to: Any) -> Change:
-    """Return the change that repeats values to a shape that ends with this shape. Sizes of 1 and dynamic sizes may
-    change; -1 keeps a size."""
+    """Return the change that repeats values, to fill a shape that ends with the shape of the values. Sizes of 1 and
+    dynamic sizes can become other sizes; -1 keeps a size.
+    """
     target = check_shape(to, where="expand")
     before = len(target) - len(shape)
     if before < 0:
@@ -192,7 +194,7 @@ def _index_part(part: Any) -> Any:
 
 
 def _width(part: Any) -> int:
-    """Return the number of dimensions that a part of an index uses."""
+    """Return how many dimensions one entry of an index uses."""
     if part is None or part is Ellipsis:
         return 0
     return part.ndim if isinstance(part, np.ndarray) and part.dtype.kind == "b" else 1
@@ -315,9 +317,9 @@ class Domain:
     """The set of values that one step may have: base class of ``Bounded``, ``Categorical``, ``Composite`` and others.
 
     A spec is immutable and hashable, and equals any spec with the same content. ``shape`` is the shape of one step; a
-    size of -1 is dynamic, which allows any size. Values have any number of batch axes in front: ``[*batch, *shape]``.
-    Methods take arrays of NumPy, torch and JAX in host memory. Methods return NumPy arrays, and a ``Composite`` returns
-    nested dicts of NumPy arrays.
+    size of -1 is dynamic, which allows any size. Values can have any number of batch axes before ``shape``: ``[*batch,
+    *shape]``. Methods accept arrays of NumPy, torch and JAX in host memory. Methods return NumPy arrays; the methods of
+    a ``Composite`` return nested dicts of NumPy arrays.
     """
 
     shape: Shape
@@ -353,11 +355,11 @@ class Domain:
     def project(self, values: Any) -> Any:
         """Return the nearest values in the domain; values in the domain are returned unchanged.
 
-        A ``Composite`` converts each field separately, also in ``encode`` and ``decode``, and leaves out additional
-        fields.
+        A ``Composite`` converts each field separately, and leaves out fields that it does not contain. The same holds
+        for ``encode`` and ``decode``.
 
         Raises:
-            DataError: The values have another kind or shape.
+            DataError: The values have another kind or shape than the domain.
         """
         return self._each("project", values)
 
@@ -435,8 +437,9 @@ class Domain:
     def why_not(self, values: Any) -> str | None:
         """Return the reason why a value is not in the domain (expected, found, and its position), or None.
 
-        Arrays must have the dtype of the spec; Python numbers must fit this dtype. A ``Composite`` names the field,
-        ignores additional fields, and expects the same batch shape of all its fields.
+        Arrays must have the dtype of the spec; Python numbers must fit this dtype. For a ``Composite``, the text names
+        the field. Fields that the ``Composite`` does not contain are ignored, and all its fields must have the same
+        batch shape.
         """
         return self._problem(values)[0]
 
@@ -459,7 +462,7 @@ class Domain:
             where: Prefix of the message.
 
         Raises:
-            DataError: A value is outside the domain; the message is that of ``why_not``.
+            DataError: A value is outside the domain; the message is the text that ``why_not`` returns.
         """
         reason = self.why_not(values)
         if reason is not None:
@@ -472,12 +475,13 @@ class Domain:
         ``MultiOneHot`` stays the last axis.
 
         Raises:
-            ConfigError: The shape has another number of values.
+            ConfigError: The number of values in the new shape differs from the number of values in ``self.shape``.
         """
         return self._changed(reshaped(self._axes(), self._free(shape, "reshape")), where="reshape")
 
     def squeeze(self, axis: int | None = None) -> Self:
-        """Return the spec without dimension ``axis`` if its size is 1; by default without all dimensions of size 1.
+        """Return the spec without dimension ``axis`` if this dimension has size 1; by default, without all dimensions
+        of size 1.
 
         Raises:
             ConfigError: The axis is out of range.
@@ -493,7 +497,7 @@ class Domain:
         return self._changed(unsqueezed(self._axes(), axis), where="unsqueeze")
 
     def expand(self, shape: int | Shape) -> Self:
-        """Return the spec repeated to a shape that ends with ``self.shape``.
+        """Return the spec of values that are repeated to fill a shape; the shape must end with ``self.shape``.
 
         Sizes of 1 and dynamic sizes may become other sizes; -1 keeps a size. The shape includes the last axis of
         ``OneHot`` and ``MultiOneHot``.
@@ -504,7 +508,8 @@ class Domain:
         return self._changed(expanded(self._axes(), self._free(shape, "expand")), where="expand")
 
     def unbind(self, axis: int = 0) -> tuple[Any, ...]:
-        """Return the specs along a dimension, each without that dimension: the inverse of ``stack_specs``.
+        """Split the spec along a dimension, and return the specs, which lack this dimension; the inverse of
+        ``stack_specs``.
 
         Raises:
             ConfigError: The axis is out of range, or the dimension is dynamic.
@@ -529,7 +534,7 @@ class Domain:
     def to(self, device: object) -> Self:
         """Return the spec with another device: a label for adapters, such as "cuda:0", or None.
 
-        Drawing, checking and projecting run on the host for every label.
+        Drawing, checking and projecting always run on the host, whatever the label.
         """
         return dataclasses.replace(self, device=None if device is None else str(device))  # type: ignore[type-var]
 
@@ -560,7 +565,9 @@ class Domain:
             raise ConfigError(f"{what}: expected sizes for all dimensions, found {self.shape}; expand() sets sizes")
 
     def _free(self, shape: Any, where: str) -> Shape:
-        """Return ``shape`` without the axes that belong to one value; raise ConfigError if these axes differ."""
+        """Return ``shape`` without the last axes that together form one value; raise ConfigError if these axes would
+        change.
+        """
         target = check_shape(shape, where=where)
         fixed = self.shape[len(self._axes()) :]
         ending = target[len(target) - len(fixed) :] if len(target) >= len(fixed) else None
@@ -596,7 +603,9 @@ def _check_example(example: Any) -> None:
 
 
 def _own(value: Any) -> Any:
-    """Return a spec or an array for JSON (a uniform array as its single value); None for other attributes."""
+    """Return a spec or an array in its JSON form; an array whose values are all equal becomes this value. Return None
+    for other attributes.
+    """
     if isinstance(value, Domain):
         return content_of(value)
     if isinstance(value, np.ndarray):
@@ -606,7 +615,7 @@ def _own(value: Any) -> Any:
 
 
 def uniform_value(array: Array) -> Any:
-    """Return the Python value that all elements of an array have; None for several values, or no elements."""
+    """Return the Python value that all elements of an array have; None if the elements differ or the array is empty."""
     if not array.size:
         return None
     first = array.flat[0]

@@ -86,7 +86,8 @@ def to_gymnasium(spec: Any) -> Any:
 
     Raises:
         ConfigError: A spec has no corresponding space: specs with a mask or dynamic dimensions, ``NonTensor``,
-            ``Choice``, ``Stacked``, ``OneHot`` and ``MultiOneHot``. For the last two, convert ``categorical()``.
+            ``Choice``, ``Stacked``, ``OneHot`` and ``MultiOneHot``. For ``OneHot`` and ``MultiOneHot``, convert the
+            result of ``categorical()`` instead.
         ImportError: Gymnasium is not installed.
     """
     try:

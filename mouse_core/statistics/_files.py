@@ -24,7 +24,7 @@ _MOMENTS = ("mean", "std", "min", "max")
 
 
 def save(parts: Mapping[str, PartialMoments], found: Mapping[str, Any], folder: Path) -> None:
-    """Write the file; see ``Statistics.save``. ``found`` has the ``FieldStatistics`` by field."""
+    """Write the file, as described in ``Statistics.save``. ``found`` has the ``FieldStatistics`` of each field."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
     stats |= {_KEYS.get(name, name): _entry(found[name], parts[name]) for name in parts}
@@ -109,7 +109,9 @@ def _part_of(file: Path, key: str, entry: Any) -> PartialMoments:
 def _where_nothing_counted(
     file: Path, key: str, values: Mapping[str, Floats], said: Mapping[float, Floats]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the dimensions in which all statistics are null, ``[width]``; check all other dimensions."""
+    """Return a mask of the dimensions in which all statistics are null, ``[width]``. In all other dimensions, check
+    that no statistic is null.
+    """
     there = np.stack([np.isfinite(one).reshape(-1) for one in (*values.values(), *said.values())])
     wrong = (there.any(axis=0) & ~there.all(axis=0)) | (values["std"].reshape(-1) < 0)
     if wrong.any():

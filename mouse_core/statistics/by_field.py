@@ -32,7 +32,9 @@ _MARKS = 1 << 18
 
 
 class Block(NamedTuple):
-    """Rows of a field that are counted together; ``with_nulls`` reads NaN instead of the value that replaces a null."""
+    """Rows of a field that are counted together. The reader ``with_nulls`` returns NaN for a null, and not the value
+    that replaces nulls.
+    """
 
     name: str
     layout: Layout
@@ -43,7 +45,9 @@ class Block(NamedTuple):
 
 
 def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counted:
-    """Return the counts of a block's rows; if rows cannot be read in place, they are copied to reused memory."""
+    """Return the counts of a block's rows. If the rows cannot be read in place, they are first copied to memory that is
+    reused.
+    """
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
     dtype = dtype_of(reader)
@@ -62,14 +66,16 @@ def count_block(snapshot: Snapshot, memory: ArrayMemory, block: Block) -> Counte
 
 
 def dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
-    """Return the dtype in which a field is counted: the stored dtype, or float64 if the stored dtype cannot represent
-    all values."""
+    """Return the dtype in which a field's values are counted: the stored dtype, or float64 if the stored dtype cannot
+    represent all values.
+    """
     return reader.stored_dtype(np.dtype(np.float64))
 
 
 def reader_with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
-    """Return a reader that returns NaN for nulls; None for images, and for fields whose nulls are not counted in any
-    case."""
+    """Return a reader that returns NaN for nulls. Return None for images, and for fields that need no such reader
+    because their nulls are never counted.
+    """
     field = reader.field
     if field.fill is None or not np.isfinite(field.fill) or field.image:
         return None
@@ -91,8 +97,9 @@ class MissingRows:
         self._missing: tuple[int, Int64s] | None = None
 
     def dropped(self, name: str, begin: int) -> Int64s:
-        """Return the rows in which a field has no recorded value, ascending; rows before ``begin`` may be missing in
-        the result."""
+        """Return the rows in which a field has no recorded value, ascending. The result can omit rows before
+        ``begin``.
+        """
         snapshot = self._snapshot
         if snapshot.readers[name].field.is_of_transition:
             arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
@@ -104,7 +111,7 @@ class MissingRows:
         return self._missing[1]
 
     def _marked(self, begin: int) -> Int64s:
-        """Return the rows from ``begin`` on that have no recorded observation."""
+        """Return the rows without a recorded observation, from row ``begin`` on."""
         snapshot = self._snapshot
         said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
         types, rows = snapshot.config.types, snapshot.num_rows
@@ -193,7 +200,7 @@ def _quantiles(
 
 
 def _numbers(one: Sketch | Tally) -> tuple[Floats, npt.NDArray[np.float64]]:
-    """Return the kept numbers, and how many numbers each of them represents."""
+    """Return the numbers that a sketch kept, and how many numbers each kept number represents."""
     if isinstance(one, Tally):
         there = np.flatnonzero(one.counts)
         return there.astype(np.float64), one.counts[there].astype(np.float64)
@@ -216,7 +223,7 @@ class FieldStatistics:
             number.
         mean, std, min, max: float64. ``std`` is the population standard deviation, as in ``numpy.std``. If no value was
             counted, these statistics are NaN or infinite.
-        quantiles: float64 by share; empty if no quantiles were computed.
+        quantiles: A dict from each share to its quantile, float64; empty if no quantiles were computed.
         rank_error: The largest error of the rank of a quantile, as a share of all numbers.
         is_image: Whether the field has images, so that the statistics are per channel.
     """
@@ -271,8 +278,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         ``statistics(store)``.
 
         Only the later rows are read, plus the rows of at most one incomplete block (about a million numbers) before the
-        later rows. As for a loader's state, the number of earlier rows and a few of these rows are compared with the
-        counted rows.
+        later rows. Before that, the number of earlier rows and a few of these rows are compared with the counted rows,
+        as when a loader's state is loaded.
 
         Raises:
             ConfigError: The rows differ, or the statistics belong to a mixture or come from a file and have no data for
@@ -334,13 +341,13 @@ def statistics(
     action and no reward, so the statistics of these fields exclude this row. The statistics of observations exclude
     rows with ``observation_missing``. Nulls that a field fills are excluded, except in images. The statistics depend
     only on the rows, not on their layout in files or on threads. In a mixture, each row is weighted by the share of its
-    member; a ``Schedule`` of several stages is not supported, because shares change.
+    member. A mixture whose ``Schedule`` has several stages is not supported, because its shares change.
 
     Args:
         store: A store or a snapshot.
         fields: Names of the fields; by default all.
-        quantiles: Shares from 0 to 1. Without quantiles the call takes a fifth of the time. Fields with more than 1,024
-            numbers per row have no quantiles.
+        quantiles: Shares from 0 to 1. Without quantiles, the call takes only a fifth of the time. Fields with more than
+            1,024 numbers per row have no quantiles.
 
     Raises:
         ConfigError: The store has no rows, a share is out of range, or the shares of a mixture change.

@@ -70,7 +70,9 @@ class Moments:
         self._take(count, mean, squares, low.astype(np.float64), high.astype(np.float64))
 
     def weigh(self, numbers: int) -> None:
-        """Divide the count by ``numbers``, so that, for example, all pixels of an image count as one number."""
+        """Divide the count by ``numbers``. If ``numbers`` is the number of pixels of an image, each image then counts
+        as one number.
+        """
         self.count, self.squares = self.count // numbers, self.squares / numbers
 
     def merge(self, other: Moments) -> None:
@@ -190,18 +192,20 @@ _FULL = 8192
 
 
 class Sketch:
-    """A sketch of quantiles: each kept number represents 1, 2, 4, ... numbers (Munro and Paterson, 1980).
+    """A sketch of quantiles, which keeps a part of the numbers; each kept number represents 1, 2, 4, ... numbers (Munro
+    and Paterson, 1980).
 
     For example, a kept number on level 3 represents 8 numbers. When a level is full, its numbers are sorted, and every
-    second number is moved to the next level; the others are dropped. Each move to the next level changes the rank of a
-    value by at most the count that a kept number of the level represents. ``error`` is the sum of these changes, and
-    thus a strict bound of the error of any rank. Below 8,192 numbers, all numbers are kept and ranks are exact. For ten
-    million numbers the error of ranks is 0.06%, and for a thousand million numbers 0.13%.
+    second number is moved to the next level; the others are dropped. If a kept number of a level represents k numbers,
+    a move from this level changes the rank of a value by at most k. ``error`` is the sum of these changes, so no rank
+    has a larger error. Below 8,192 numbers, all numbers are kept and ranks are exact. The error of ranks is 0.06% for
+    10**7 numbers, and 0.13% for 10**9 numbers.
 
     Attributes:
         count: Number of counted finite numbers.
         error: Largest error of a rank.
-        turns: A bit for each level: whether the next move keeps the larger number of each pair.
+        turns: An integer with one bit for each level; the bit is 1 if the next move keeps the larger number of each
+            pair.
         levels: The kept numbers of each level, float64 ``[n]`` each.
     """
 
@@ -279,7 +283,7 @@ class Sketch:
 
 
 class Tally:
-    """Counts of each of the 256 values of a byte, from which quantiles are computed exactly.
+    """Counts how often each of the 256 values of a byte occurs; quantiles are computed exactly from these counts.
 
     Attributes:
         counts: int64 ``[256]``.
@@ -319,8 +323,9 @@ class Layout(NamedTuple):
 
     Args:
         shape: The shape of statistics: the shape of a step, or ``(C,)`` for images.
-        beside: Number of values of a row in each dimension: the number of pixels for images, else 1.
-        counted: "bytes" (values are counted one by one), "numbers" (counted in a sketch), or "" without quantiles.
+        beside: How many values of a row belong to each dimension: the number of pixels for images, else 1.
+        counted: "bytes" (the occurrences of each byte value are counted), "numbers" (a sketch is computed), or "" (no
+            quantiles).
     """
 
     shape: tuple[int, ...]
@@ -343,7 +348,7 @@ class Layout(NamedTuple):
 
         Args:
             begin: The first row of a block.
-            end: The row after the last row.
+            end: The index after the last row.
         """
         for first in range(begin, end, self.block_rows):
             yield first, min(first + self.block_rows, end)
@@ -401,12 +406,13 @@ class PartialMoments(NamedTuple):
 
     Args:
         layout: The layout of the numbers in a row.
-        whole: The counts of the complete blocks, to which more rows can be added; None if unknown.
-        all: The counts of all rows; during counting, of the rows after the last complete block.
+        whole: The counts of all complete blocks, to which the counts of later rows can be added; None if unknown.
+        all: The counts of all rows. While rows are being counted, these are only the rows after the last complete
+            block.
         is_image: Whether the field has images.
         said_error: The largest error of the ranks of ``said``, as a share of all numbers.
         said: Quantiles by share from a file; None if the quantiles are not from a file.
-        has_count: Whether the number of values is known; a file may not contain it.
+        has_count: Whether the number of values is known; some files do not contain this number.
     """
 
     layout: Layout
@@ -425,7 +431,7 @@ class PartialMoments(NamedTuple):
         return self
 
     def summed(self) -> PartialMoments:
-        """Return the counts with ``all`` set to the sum over all rows."""
+        """Return a copy in which ``all`` has the counts of all rows."""
         total = Counted.nothing(self.layout) if self.whole is None else deepcopy(self.whole)
         total.merge(self.all)
         return self._replace(all=total)

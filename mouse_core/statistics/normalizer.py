@@ -1,4 +1,6 @@
-"""Normalises fields by their statistics, and reverses the normalisation, for arrays of NumPy, PyTorch and JAX."""
+"""Normalises fields with their statistics, and converts normalised values back, for arrays of NumPy, PyTorch and
+JAX.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,9 @@ class Scaling:
             values: Numbers ``[..., *shape]``; images ``[..., H, W, C]``, or flattened, ``[..., H * W * C]``.
 
         Returns:
-            float32 of the same shape. In all frameworks, the bits equal the bits of the values that a source delivers
-            for this stored dtype. Only inside ``jax.jit``, the last bit may differ, because the compiler may fuse
-            operations.
+            float32 of the same shape. In all frameworks, the values are bit-identical to the values that a source
+            delivers for this stored dtype. The only exception is ``jax.jit``: the last bit can differ there, because
+            the compiler can fuse operations.
 
         Raises:
             SchemaError: The values have another shape, or are not an array.
@@ -94,7 +96,7 @@ class Scaling:
             values: Floats ``[..., *shape]``, as for ``apply``.
 
         Returns:
-            The same shape; float64 for float64, else float32.
+            Values of the same shape: float64 if ``values`` are float64, else float32.
 
         Raises:
             SchemaError: The values have another shape, are integers, or are not an array.
@@ -114,7 +116,7 @@ class Scaling:
 
         Args:
             values: The values, ``[..., *shape]``.
-            empty: Function that allocates the new array, like ``np.empty``.
+            empty: Function that allocates the new array; it has the arguments of ``np.empty``.
             own: Whether ``values`` may be overwritten.
         """
         self._check(tuple(values.shape))
@@ -141,8 +143,9 @@ class Scaling:
         return np.asarray(made)
 
     def _applied(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
-        """Return the two numbers to subtract, and the factor. Values are multiplied, not divided, because division in
-        XLA gives other bits."""
+        """Return the two numbers to subtract, and the factor. Values are multiplied by the factor and not divided,
+        because a division in XLA gives results with other bits.
+        """
         centre, rest, _ = self._constants(dtype)
         return centre, rest, (1 / self._varying(dtype)).astype(dtype)
 
@@ -153,7 +156,7 @@ class Scaling:
         return centre, rest if (np.abs(rest) > _SEEN * spread).any() else None, spread
 
     def _varying(self, dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
-        """Return the spreads; spreads that are 0 or nearly 0 in a dtype are replaced by 1."""
+        """Return the spreads; a spread that is 0, or nearly 0 in the dtype, is replaced by 1."""
         spread = self.spread.reshape(-1)
         return np.where(spread >= np.finfo(dtype).tiny, spread, 1.0)
 
@@ -187,8 +190,8 @@ class Normalizer(Mapping[str, Scaling]):
 
     Args:
         scalings: The scaling of each field.
-        counted: Statistics of the rows; when a snapshot has more rows, these statistics and the scalings are updated.
-            None: the scalings are fixed.
+        counted: Statistics of the rows. These statistics and the scalings are updated when a later snapshot has more
+            rows. If None, the scalings are fixed.
     """
 
     def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:
@@ -331,7 +334,7 @@ class StreamNormalize:
         arriving: The fields of a batch before normalisation.
         read: The dtypes in which the fields arrive: the stored dtypes, so that every framework gets the same bits.
         made: The dtypes of the normalised fields.
-        fills: By field, the name of the field's mask, and the fill value of steps without data.
+        fills: A dict from each field to the name of its mask and the fill value of steps without data.
         memory: Memory for large new arrays.
     """
 
@@ -352,7 +355,7 @@ class StreamNormalize:
 
     @property
     def identity(self) -> list[Any]:
-        """The normalised fields, the kind of each field, and a digest of centres and spreads."""
+        """The names of the normalised fields, the kind of each field, and a digest of centres and spreads."""
         return ["normalize", {name: scaling.identity for name, scaling in self.scalings.items()}]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
@@ -362,7 +365,7 @@ class StreamNormalize:
     def __call__(
         self, arrived: tuple[Batch, ...], plan: Plan, *, stored: bool = False, apart: bool = True
     ) -> tuple[Batch, ...]:
-        """Return the views of a batch with normalised fields; see ``batches.Stage``.
+        """Normalise the fields in all views of a batch, and return the views; see ``batches.Stage``.
 
         Raises:
             DataError: A number does not fit in its dtype.

@@ -35,7 +35,7 @@ _MOST_TASKS = 1000
 
 
 def whole(asked: Asked, name: str, default: int, least: int, most: int) -> int:
-    """Return an integer from the query of a request.
+    """Return an integer value from the query of a request.
 
     Raises:
         ConfigError: The value is not an integer in ``least .. most``.
@@ -124,7 +124,9 @@ def _window_of(shown: Shown, asked: Asked) -> tuple[BatchSource, int, int, int]:
 
 
 def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str, Any]:
-    """Return the fields of a single window of a plan, ``[1, ...]``, with the same values as in the batch."""
+    """Return the fields of one window of a planned batch, ``[1, ...]``; their values equal the window's values in the
+    batch.
+    """
     if source.packed is not False:
         raise ConfigError("batches: expected padded windows, found packed windows, which this page cannot show")
     # A user's function may read all windows of a batch, so it needs the complete batch; all other stages change each
@@ -145,7 +147,7 @@ def _window(source: BatchSource, plan: Plan, number: int, view: int) -> dict[str
 
 
 def _offsets(source: BatchSource) -> dict[str, list[float]]:
-    """Return the offsets of each field from the anchor, in steps or seconds; {} if no windows are set by field."""
+    """Return the offsets of each field from the anchor, in steps or seconds; {} if all fields have the same window."""
     around = source.batch_plan.windows
     if around is None:
         return {}
@@ -156,7 +158,9 @@ def _offsets(source: BatchSource) -> dict[str, list[float]]:
 
 
 def _columns(values: npt.NDArray[Any], has_steps: bool) -> list[list[float | None]]:
-    """Return the first dimensions of a window's field, each as a list over steps; NaN and infinity become None."""
+    """Return the first few dimensions of a window's field; each dimension is a list with one number per step. NaN and
+    infinity become None.
+    """
     flat = values.reshape(values.shape[0] if has_steps and values.ndim else 1, -1)[:, :_MOST_DIMENSIONS]
     return [finite(column) for column in flat.astype(np.float64).T]
 
@@ -211,7 +215,9 @@ class Answers:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """Include rows that were appended meanwhile, and return the title and the columns of each source."""
+        """Include the rows that were appended since the last call, and return the title and the columns of each
+        source.
+        """
         found = []
         for one in self._shown:
             one.refresh()
@@ -256,8 +262,8 @@ class Answers:
     def points(self, asked: Asked) -> Any:
         """Return two columns of the filtered episodes as points of a plot; the number of points is limited.
 
-        If several episodes are in the same cell of the plot, only the first episode becomes a point. A text becomes its
-        index among the sorted texts of the column, and the answer contains these texts.
+        If several episodes are in the same cell of the plot, only the first episode becomes a point. A text is drawn at
+        its index among the sorted texts of the column, and the answer contains these texts.
         """
         episodes = self._at(asked).listed()
         order = np.sort(episodes.order(query_of(asked)))
@@ -276,7 +282,9 @@ class Answers:
         }
 
     def episode(self, asked: Asked) -> Any:
-        """Return an episode's values in the list, given the episode's index; None if there is no such episode."""
+        """Return the row of the list of episodes for the episode with a given index; None if there is no such
+        episode.
+        """
         episodes = self._at(asked).listed()
         number = whole(asked, "episode", 0, 0, 1 << 60)
         if number >= len(episodes):
@@ -297,9 +305,11 @@ class Answers:
         return one, begin, whole(asked, "end", begin + 1, begin + 1, rows)
 
     def curves(self, asked: Asked) -> Any:
-        """Return curves of some dimensions of a column over a range of rows, with few points but all spikes and gaps.
+        """Return curves of some dimensions of a column over a range of rows. The curves have few points, but show all
+        spikes and gaps.
 
-        Step 0 is the row ``begin``; ``from`` and ``to`` are the limits of the visible range.
+        Step 0 is the row ``begin``. The entries ``from`` and ``to`` of the query are the first and the last visible
+        step.
         """
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")
@@ -335,7 +345,7 @@ class Answers:
         }
 
     def image(self, asked: Asked) -> tuple[bytes, str]:
-        """Return an image of a row, as a file, and its media type."""
+        """Return an image of a row, as the bytes of a file and the media type of the file."""
         one, row, _ = self._rows(asked)
         return picture(one.snapshot, asked.get("column", ""), row)
 

@@ -32,7 +32,8 @@ def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None
 
     Args:
         snapshot: The rows.
-        dimensions: Names of dimensions, by column. Names are ignored if there are more or fewer names than dimensions.
+        dimensions: Names of dimensions, by column. The names of a column are ignored if there are more or fewer names
+            than dimensions.
     """
     types = stored_types(snapshot.segments)
     fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
@@ -106,7 +107,7 @@ def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: i
 
 
 def is_filler(snapshot: Snapshot, name: str) -> bool:
-    """Whether a column has meaningless placeholder values in rows without a recorded observation."""
+    """Whether a column has placeholder values, which have no meaning, in rows without a recorded observation."""
     own = name.removeprefix("metadata_").removeprefix("info.")
     beside = own != name and not travels_with_action(own)
     return MISSING in stored_types(snapshot.segments) and name != MISSING and (beside or name.startswith("observation"))

@@ -1,4 +1,4 @@
-"""The list of a store's episodes: sorted and filtered."""
+"""Sorts and filters the list of a store's episodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Query:
     Args:
         sort: The column by which episodes are sorted.
         down: Whether the largest values come first.
-        low, high: Smallest and largest allowed value by column, as numbers or texts; for ``done`` also the label of a
-            code. An episode without a value does not pass a filter.
-        has: Texts by column that the value of the column must contain (case is ignored). Numbers are compared in their
-            shortest text form.
+        low, high: Smallest and largest allowed value by column, as numbers or texts; for ``done``, the label of a code
+            is also accepted. An episode that has no value in a filtered column does not pass the filter.
+        has: A dict from column to a text that the column's value must contain; case is ignored. A number is searched in
+            its shortest text form.
     """
 
     sort: str = "episode"

@@ -1,4 +1,6 @@
-"""Opens data for a viewer: stores, sources of batches, and data of any format, without conversion if possible."""
+"""Opens the data that a viewer shows: stores, sources of batches, and data of any format. Data are converted only if
+necessary.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def opened_store(source: str, *, progress: bool = False, **options: Any) -> Iter
     """Context manager that opens recorded data as a store.
 
     The files of a store in a folder are not compared with their digests, because this would read every file completely.
-    Rows that are added later become visible. The videos of LeRobotDatasets are read in place. Other data that cannot be
-    read in place are converted into a temporary folder, or read into memory if they have videos.
+    Rows that are added to the store later become visible. The videos of LeRobotDatasets are read in place. Other data
+    that cannot be read in place are converted into a temporary folder, or read into memory if they have videos.
 
     Args:
         source: A file, folder or address of any format; an id as for ``formats.open``; or the name ``namespace/name``
@@ -157,7 +159,7 @@ class Shown:
         store: The store; for a source of batches, a store with its snapshot.
         batches: The source of batches; None for a store.
         lock: Lock that is held while the rows are refreshed.
-        generation: The number of times that earlier rows were replaced.
+        generation: How many times rows that were already shown have been replaced.
     """
 
     name: str

@@ -20,7 +20,7 @@ _SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
-    """Return an image of a step: the bytes of a PNG or JPEG file, and its media type.
+    """Return an image of a step, as the bytes of a PNG or JPEG file and the media type of the file.
 
     Args:
         snapshot: The rows.
@@ -51,8 +51,8 @@ def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
-    """Return pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``. Only the last frame of a stack is used.
-    If numbers exceed 255, as for depth, all numbers are scaled so that the largest number is white.
+    """Return pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``. If the array is a stack of frames, only the
+    last frame is used. If numbers exceed 255, as for depth, all numbers are scaled so that the largest number is white.
 
     Raises:
         DataError: The array has another shape.
@@ -94,7 +94,7 @@ def _of_field(snapshot: Snapshot, name: str, row: int) -> npt.NDArray[Any]:
 
 
 def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
-    """Return the allowed folders of images that a row names by path."""
+    """Return the folders from which the images that a row names by path may be read."""
     for segment in snapshot.segments:
         if row < segment.num_rows:
             return tuple(segment.image_roots)

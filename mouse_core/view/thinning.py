@@ -29,18 +29,19 @@ class Curve:
 
 
 def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: int, width: int = 1) -> list[Curve]:
-    """Return the curves of some columns over the steps ``begin .. end - 1``, reduced to a few points in each bucket.
+    """Return the curves of some columns over the steps ``begin .. end - 1``; each curve is reduced to a few points per
+    bucket.
 
     The steps are divided into ``buckets`` ranges of equal length. In each bucket, the steps with the smallest and the
-    largest value are kept. Values that are not finite (NaN, infinite) are gaps; in each bucket, the first and the last
-    gap are kept. In each bucket, the kept points have the same range as the complete curve. If there are few steps, all
-    steps are kept.
+    largest value are kept. So the kept points have the same range as the complete curve. Values that are not finite
+    (NaN, infinite) are gaps; in each bucket, the first and the last gap are kept. If there are few steps, all steps are
+    kept.
 
     Args:
         read: A function that takes ``first`` and ``last``, and returns the values of the steps ``first .. last - 1``,
             float64 ``[n, columns]``.
         begin, end: The steps.
-        buckets: Number of buckets, at least 1; about the width of the plot in pixels.
+        buckets: Number of buckets, at least 1; usually about the width of the plot in pixels.
         width: Number of values that are read for each step, which determines how many steps are read at a time.
     Returns:
         A curve for each column.

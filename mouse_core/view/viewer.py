@@ -63,8 +63,8 @@ class Viewer:
     """A page that shows stores, until the viewer is closed; ``view`` creates a viewer.
 
     In a notebook, the page is shown in the output of the cell. Background threads serve the page over HTTP on the
-    loopback interface. The address of the page contains a random token. Requests without the token, or with another
-    host name in the header ``Host``, get no data.
+    loopback interface. The address of the page contains a random token. The server sends no data if a request lacks the
+    token, or if the request's header ``Host`` has another host name.
 
     Args:
         shown: The stores and sources.
