@@ -82,7 +82,8 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _copying_will_do(arrays: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether a compiled function can replace ``device_put`` to copy arrays to JAX's default device, which is faster.
+    """Whether a compiled function can be used instead of ``device_put`` to copy arrays to JAX's default device; the
+    compiled function is faster.
 
     ``device_put`` takes 50 us for each array, mostly in Python. The results of ``device_put`` and a compiled function
     are equal, unless a setting of JAX changes how compiled functions or their arguments are handled.

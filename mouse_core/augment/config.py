@@ -312,7 +312,7 @@ class MaskFields:
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
     def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw the mask of the steps."""
+        """Draw a mask for every step of the batch."""
         names, drawn = there(self.fields), Drawn()
         if names:
             hidden = _bernoulli(stream("mask"), self.probability, shape[0] * shape[1]).reshape(shape)

@@ -114,8 +114,9 @@ class Crop(NamedTuple):
     """The rows and columns of a crop: ``out[y, x] = image[rows[y], columns[x]]``.
 
     Args:
-        rows: int64 ``[B, T, H']``, where T is 1 (one crop per sequence) or S (one crop per step).
-        columns: int64 ``[B, T, W']``.
+        rows: The indices of the rows, int64 ``[B, T, H']``, where T is 1 (one crop per sequence) or S (one crop per
+            step).
+        columns: The indices of the columns, int64 ``[B, T, W']``.
     """
 
     rows: Any

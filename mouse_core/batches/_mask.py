@@ -115,7 +115,7 @@ class PackedWindows(Windows):
     12, 40, 41, is computed only for fields that are read row by row.
 
     Args:
-        whole: The windows, with or without different lengths.
+        whole: The windows; their ``lengths`` may be None.
     """
 
     def __init__(self, whole: Windows) -> None:

@@ -62,7 +62,7 @@ class Block:
     """A block: the batches ``first``, ``first + step``, ..., ``end - step`` of a source, which are planned together.
 
     Args:
-        first, end, step: Indices of the batches.
+        first, end, step: The indices of the batches, as described above.
         kind: The index of the batch with which a series of consecutive requests began; negative for single batches, and
             for blocks of rows around anchors. Of the blocks with the same kind, only the latest blocks are cached.
         windows: The windows of all batches, batch by batch.

@@ -1,6 +1,7 @@
 """Stages, which change a batch after the pipeline has gathered it and before it is delivered.
 
-``Map``, a user's function, is one of the stages. The module is imported only if a source has stages.
+One of the stages applies a ``Map``, which contains a user's function. The module is imported only if a source has
+stages.
 """
 
 from __future__ import annotations
@@ -226,7 +227,9 @@ class StreamMap:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the user's version, the unit of a call, and the changes of fields."""
+        """Return the version of the function, the unit of a call (``per``), and the fields that are added, replaced or
+        removed.
+        """
         shapes = {name: list(one.shape) for name, one in self.map.fields.items()}
         return ["map", self.map.version, self.map.per, shapes, list(self.map.drop)]
 

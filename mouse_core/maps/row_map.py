@@ -546,7 +546,7 @@ class RowMap:
         """Return the index of each row, int64 ``[n]``; -1 for a row that is absent.
 
         Raises:
-            SchemaError: The rows do not match the first write.
+            SchemaError: The fields, shapes or dtypes of the rows differ from the first write.
         """
         picked = self._picked(rows)
         with self._held():
@@ -562,7 +562,8 @@ class RowMap:
 
         Raises:
             MissingRowError: A row is absent (also a KeyError); ``get`` returns a default instead.
-            SchemaError: The rows do not match the first write, or no values were ever written.
+            SchemaError: The fields, shapes or dtypes of the rows differ from the first write, or no values were ever
+                written.
         """
         picked = self._picked(rows)
         with self._held():
@@ -585,7 +586,8 @@ class RowMap:
                 write of values, the result is nested like ``default``.
 
         Raises:
-            SchemaError: The rows do not match the first write, or the default does not match the values.
+            SchemaError: The fields, shapes or dtypes of the rows differ from the first write, or ``default`` does not
+                have the fields of the values.
         """
         picked, default = self._picked(rows), self._accept(default)
         with self._held():
@@ -633,7 +635,8 @@ class RowMap:
             The index of each row, int64 ``[n]``.
 
         Raises:
-            SchemaError: The rows or values do not match the first write, or only some writes have values.
+            SchemaError: The fields, shapes or dtypes of the rows or values differ from the first write, or only some
+                writes have values.
             DataError: ``values`` and ``rows`` differ in length, or the new rows would exceed the capacity. The map is
                 unchanged.
         """

@@ -161,7 +161,7 @@ def query(
     traj_key: FieldKey | None = None,
     end_key: FieldKey | None = None,
 ) -> list[Slots]:
-    """Return the row indices of each episode of a buffer for which a predicate is true.
+    """Return the row indices of each episode for which a predicate is true.
 
     ``buffer[index]`` reads an episode, ``update_priority(index, ...)`` changes its priorities, and
     ``other.extend(buffer[index])`` copies the episode. The result contains only rows that are in the buffer: in a full
@@ -170,8 +170,8 @@ def query(
 
     Args:
         buffer: A ``ReplayBuffer`` of any package, with its rows in memory, in files, or in a store.
-        predicate: Called with the stored rows of each episode, ``{field: [T, ...]}``, as ``buffer[index]`` returns
-            them; the result of the predicate is converted to a bool. None: all episodes.
+        predicate: A function that is called with the stored rows of each episode, ``{field: [T, ...]}``, in the form in
+            which ``buffer[index]`` returns rows; the result is converted to a bool. None: all episodes.
         fields: The fields that ``predicate`` receives; by default all fields. Other fields are not read.
         traj_key, end_key: The fields that mark where episodes end; see ``SliceSampler``.
 
@@ -451,7 +451,8 @@ class BaseBuffer:
             return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore rows, seed and the index of the next sample from ``state``; batches continue bit-identically.
+        """Restore rows, seed and the index of the next sample from ``state``; later batches are bit-identical to the
+        batches that the saved buffer would draw.
 
         Raises:
             StateError: The state is damaged, or was saved by a buffer with another storage, sampler, writer or
@@ -520,18 +521,20 @@ class ReplayBuffer(BaseBuffer):
     Args:
         storage: The storage of rows; by default a ``ListStorage`` of 1000 rows. A ``DatasetStore`` (see ``refresh``), a
             ``Snapshot``, a dataset or a table becomes a read-only storage.
-        sampler: Chooses the rows of a batch; by default a ``RandomSampler``.
-        writer: Chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a read-only storage.
+        sampler: The sampler, which chooses the rows of a batch; by default a ``RandomSampler``.
+        writer: The writer, which chooses the slots of rows; by default a ring, or an ``ImmutableWriter`` for a
+            read-only storage.
         transform: A function from batch to batch, or a list of functions, which are applied in order. If a transform
             has a method ``inverse``, ``inverse`` is applied to rows before they are written. See ``Transform``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: An integer in ``[0, 2**64)``.
-        collate_fn: Converts a list of rows to a batch, instead of stacking each field.
+        collate_fn: A function that converts a list of rows to a batch; None: each field is stacked.
         priority_key: The field of a batch that ``update_priority(batch)`` reads. If a written row has this field, its
             value is the initial priority of the row.
-        priority_reduction: Reduces several priorities of a row to one, for example if a row is a trajectory with a
-            priority for each step: "max", "mean", "min", "median" or "sum". None: several priorities raise an error.
+        priority_reduction: The name of the function that reduces several priorities of a row to one: "max", "mean",
+            "min", "median" or "sum". A row has several priorities, for example, if it is a trajectory with a priority
+            for each step. None: several priorities of a row raise an error.
         generations: Whether batches have a field ``generation``, which contains, for each row, how many earlier rows
             were in the row's slot. ``update_priority(batch)`` then skips rows that were overwritten since the draw; see
             ``generation_of`` and ``update_if_present``.
@@ -759,8 +762,8 @@ class ReplayBuffer(BaseBuffer):
                 ``("time", "env", "agent")``, where every agent of every environment is a stream.
 
         Returns:
-            The indices of the rows, int64 ``[n]``, -1 for rows that the writer did not keep. With ``ndim=2``
-            ``[time, env]``, or the named batch axes in the order of the input.
+            The indices of the rows, int64 ``[n]``, -1 for rows that the writer did not keep. With ``ndim=2`` the shape
+            is ``[time, env]``, or consists of the named batch axes in the order of the input.
 
         Raises:
             SchemaError, DataError, ConfigError: See ``append``; also if ``names`` does not contain "time" exactly once.

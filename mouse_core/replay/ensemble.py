@@ -51,15 +51,16 @@ class ReplayBufferEnsemble(BaseBuffer):
             dataset).
         p: A weight of at least 0 for each member; by default all weights are equal. With a ``Schedule`` the weights
             change with the index of the sample, for example from mostly recorded to mostly fresh data.
-        transform: Changes the joined batch of all members; see ``ReplayBuffer``.
+        transform: The transforms that change the joined batch of all members; see ``ReplayBuffer``.
         batch_size: The number of windows (single rows, or slices) in a batch, B, if ``sample`` is called without
             ``batch_size``.
         seed: An integer in ``[0, 2**64)``.
         num_buffer_sampled: The number of draws for each batch. Each draw chooses a member with a probability in
             proportion to the member's weight, and adds an equal number of windows. None: each member provides its share
             of every batch.
-        collate_fn: Converts the list of the members' batches to a batch, instead of concatenating each field.
-        device: "cpu" or None; the adapters have other devices.
+        collate_fn: A function that converts the list of the members' batches to a batch; None: each field is
+            concatenated.
+        device: "cpu" or None; adapters support more devices.
 
     Raises:
         ConfigError: No member is given, weights are invalid, or members differ in alignment.
@@ -157,7 +158,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             seed: Overrides the ensemble's seed if the ensemble is a member of another ensemble.
 
         Raises:
-            ConfigError: As ``sample``.
+            ConfigError: See ``sample``.
         """
         refuse_traced("sample")
         size = self._size(batch_size)
@@ -524,8 +525,8 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
 
 
 def _least(end: float) -> int:
-    """Return the least integer m of 53 bits for which ``end + m * 2**-53``, in float64, has a larger integer part than
-    ``end``.
+    """Return the smallest integer m of at most 53 bits for which ``end + m * 2**-53``, computed in float64, has a
+    larger integer part than ``end``.
     """
     low, high = 0, 1 << _BITS
     while low < high:

@@ -198,7 +198,7 @@ def _copy(leaf: Any) -> Any:
 
 
 def _opened(tree: Any) -> Any:
-    """Restore the object arrays that ``_copy`` split."""
+    """Restore the arrays of objects that ``_copy`` converted to lists."""
     if isinstance(tree, Mapping):
         if tree.keys() == {_LISTED, "shape"}:
             return object_array(tree[_LISTED], tuple(tree["shape"]))

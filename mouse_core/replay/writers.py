@@ -64,8 +64,8 @@ class MaxValueWriter:
 
     Args:
         rank_key: The field with the rank of a row.
-        reduction: Reduces several numbers in the field of a row to one number, for example if a row is a trajectory:
-            "sum", "mean", "max", "min" or "median".
+        reduction: The name of the function that reduces several ranks of a row to one, for example if a row is a
+            trajectory: "sum", "mean", "max", "min" or "median".
 
     Raises:
         ConfigError: The reduction is unknown.

@@ -1,7 +1,7 @@
 """Samplers of windows. Windows either lie anywhere in the stream of steps or lie within one episode each.
 
-Windows of the stream cross the ends of episodes on purpose: a model that learns in context sees the transition from one
-episode to the next, and the field ``done`` marks the end of each episode.
+Windows of the stream may cross the ends of episodes. This is intended: a model that learns in context sees the
+transition from one episode to the next, and the field ``done`` marks the end of each episode.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def add(replay: Replay, rows: Any) -> Replay:
 
     Args:
         replay: A replay.
-        rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, one time step,
-            ``[env, ...]``, or several time steps, ``[time, env, ...]``.
+        rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, ``rows`` are
+            one time step, ``[env, ...]``, or several time steps, ``[time, env, ...]``.
 
     Raises:
         SchemaError: Fields, shapes or dtypes differ from the example.
@@ -244,8 +244,8 @@ def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
         return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Map ``_note`` over many replays at once, because in a loop, every row would be a separate scatter: each
-        replay has a different cursor.
+        """Map ``_note`` over many replays at once, because each replay has a different cursor, so a loop over rows
+        would need a separate scatter operation for every row.
         """
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
         made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
@@ -595,7 +595,8 @@ def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
 
     Args:
         replay: An empty replay, not traced, with the same options as the saved replay.
-        path: A file of ``dumps``, or of a buffer of any package with an ``ArrayStorage`` and the corresponding sampler.
+        path: A file that was saved by ``dumps``, or by a buffer of any package with an ``ArrayStorage`` and the
+            corresponding sampler.
 
     Raises:
         ConfigError: ``replay`` is not empty, consists of several replays, or is traced.

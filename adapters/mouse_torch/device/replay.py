@@ -141,8 +141,9 @@ class Replay(BufferModule):
         """Write rows after the newest row; in a full replay, the new rows overwrite the oldest rows.
 
         Args:
-            rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, one time
-                step, ``[env, ...]``, or several time steps, ``[time, env, ...]``. Rows on another device are copied.
+            rows: One row like ``example``, or several rows, ``[n, ...]`` in every field. With ``num_envs``, ``rows``
+                are one time step, ``[env, ...]``, or several time steps, ``[time, env, ...]``. Rows on another device
+                are copied.
 
         Raises:
             SchemaError: Fields, shapes or dtypes differ from the example.
@@ -305,8 +306,8 @@ class Replay(BufferModule):
         continue.
 
         Args:
-            path: A file of ``dumps``, of ``mouse_jax.device.dumps``, or of a buffer of any package with an
-                ``ArrayStorage`` and the corresponding sampler.
+            path: A file that was saved by ``dumps``, by ``mouse_jax.device.dumps``, or by a buffer of any package with
+                an ``ArrayStorage`` and the corresponding sampler.
 
         Raises:
             ConfigError: The replay is not empty.
@@ -325,8 +326,8 @@ class Replay(BufferModule):
     def to_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows to an empty buffer, which then draws the same batches as the replay.
 
-        Each row keeps its slot, and the buffer continues with the replay's seed and next sample index. The trajectory
-        numbers of episodes (``traj_id``) can change.
+        Each row keeps its slot, and the buffer continues with the replay's seed and with the index of the replay's next
+        sample. The trajectory numbers of episodes (``traj_id``) can change.
 
         Args:
             buffer: An empty buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage
@@ -346,8 +347,8 @@ class Replay(BufferModule):
     def from_host(self, buffer: ReplayBuffer) -> None:
         """Copy all rows of a buffer to an empty replay, and continue the draws of the buffer.
 
-        Each row keeps its slot, and the replay continues with the buffer's seed and next sample index. The trajectory
-        numbers of episodes (``traj_id``) can change.
+        Each row keeps its slot, and the replay continues with the buffer's seed and with the index of the buffer's next
+        sample. The trajectory numbers of episodes (``traj_id``) can change.
 
         Args:
             buffer: A buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of the

@@ -144,7 +144,7 @@ class Layout:
                 another dtype.
 
         Raises:
-            SchemaError: Fields, shapes or dtypes differ.
+            SchemaError: The fields, shapes or dtypes of the rows differ from ``held``.
             ConfigError: The rows have more time steps than the capacity.
         """
         if given.keys() != held.keys():
@@ -173,7 +173,7 @@ class Layout:
 
 
 def _composed(transform: Any, alignment: Alignment) -> Compose | None:
-    """Compose a transform or a sequence of transforms to one transform; None for no transforms.
+    """Combine a transform or a sequence of transforms to one transform; return None if there are no transforms.
 
     Raises:
         ConfigError: A transform needs more than the batch, or rows of another alignment.

@@ -123,7 +123,7 @@ def state_from_host(
         ring: The ring of the buffer's rows, from ``rows_from_host``.
         fields: The rows in NumPy by field, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.
         buffer: The buffer.
-        seed: The seed of the buffer, in the form of the framework.
+        seed: The seed of the buffer, in the framework's representation.
     """
     host, size = Arrays(), ring.size
     before = Ring((ring.cursor - size) % ring.steps, 0, ring.steps, ring.num_envs)

@@ -214,16 +214,16 @@ class Sampler(Protocol):
     In a buffer over a store, new rows of the store are reported by ``wrote``, like written rows. The capacity of such a
     storage is its number of rows, so the capacity increases with every report.
 
-    A sampler may have ``dropped(storage, rows)``. A buffer calls ``dropped`` after its store has dropped the oldest
-    ``rows`` rows. The remaining rows lie in the slots from 0 on. All later slots contain new rows, which ``wrote`` does
-    not report. For a sampler without ``dropped`` the buffer calls ``reset``.
+    A sampler may have a method ``dropped(storage, rows)``. A buffer calls ``dropped`` after its store has dropped the
+    oldest ``rows`` rows. The remaining rows lie in the slots from 0 on. All later slots contain new rows, which
+    ``wrote`` does not report. For a sampler without ``dropped`` the buffer calls ``reset``.
 
-    A sampler with a priority for each row has ``update_priority(storage, index, priority)``. This method sets the
-    priorities, float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the last
-    priority counts. ``update_priority`` raises DataError for a priority that is negative, NaN or infinite, and
-    IndexError for a slot that is not in use. The sampler may also have ``check_update(storage, index, priority)``,
-    which raises these errors without changing priorities; ``index`` is None for rows that are not written yet. A buffer
-    calls ``check_update`` before it writes rows with a field of priorities.
+    A sampler with a priority for each row has a method ``update_priority(storage, index, priority)``. This method sets
+    the priorities, float ``[...]``, of the rows in the slots ``index`` of the same shape; if a slot occurs twice, the
+    last priority counts. ``update_priority`` raises DataError for a priority that is negative, NaN or infinite, and
+    IndexError for a slot that is not in use. The sampler may also have a method ``check_update(storage, index,
+    priority)``, which raises these errors without changing priorities; ``index`` is None for rows that are not written
+    yet. A buffer calls ``check_update`` before it writes rows with a field of priorities.
     """
 
     @property

@@ -25,8 +25,8 @@ class EpisodeFields(NamedTuple):
     Attributes:
         ends: The fields that are nonzero in an episode's last row.
         ids: The field that numbers trajectories; None if the rows have no such field.
-        numbers: Whether ``ids`` are delivered as episode numbers; otherwise a change of ``ids`` only marks the end of
-            an episode.
+        numbers: Whether batches contain the values of ``ids`` as trajectory numbers; if not, a change of ``ids`` only
+            marks the end of an episode.
         other_ends, other_ids: Known fields that the caller did not name. If these fields end an episode at a row where
             the named fields do not, a warning names the row; otherwise these fields are ignored.
     """
@@ -304,8 +304,8 @@ class StorageEpisodes:
         return episodes
 
     def recurring_ids(self, storage: Storage) -> FieldKey | None:
-        """Return the field whose trajectory numbers recur after other numbers, which happens if rows of several
-        environments alternate; None without such a field.
+        """Return the field in which a trajectory number occurs again after other numbers, as happens if rows of several
+        environments alternate; None if there is no such field.
         """
         fields, episodes = self._found, self._episodes
         if fields is None or fields.ids is None or episodes is None or storage.ndim != 1:

@@ -355,7 +355,7 @@ class PrioritizedSampler(BaseSampler):
             self._set_largest_weight(int(self._known.max(initial=0)))
 
     def _weights(self) -> Int64s:
-        """Return the weights of the rows that the tree contains; later rows are new."""
+        """Return the weights of the rows that the tree contains; all later rows count as new rows."""
         return self._known if self._tree is None else self._tree.weights[: self._size]
 
     def _settle(self, storage: Storage) -> SumTree:
@@ -372,7 +372,8 @@ class PrioritizedSampler(BaseSampler):
         return self._tree
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Draw ``batch_size`` slots in proportion to their weights, with importance weights float32 ``[batch_size]``.
+        """Draw ``batch_size`` slots in proportion to their weights; the result contains importance weights, float32
+        ``[batch_size]``.
 
         Raises:
             ConfigError: The storage is empty, all weights are 0, or the schedule returns an invalid beta.

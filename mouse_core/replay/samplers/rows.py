@@ -481,7 +481,8 @@ class StalenessSampler(BaseSampler):
         self._known = None
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Draw ``batch_size`` slots in proportion to their weights, with the ``staleness`` of the rows, int64 ``[n]``.
+        """Draw ``batch_size`` slots in proportion to their weights; the result contains the ``staleness`` of the rows,
+        int64 ``[n]``.
 
         Raises:
             ConfigError: The storage is empty, all rows are too old, or all weights are 0.

@@ -504,7 +504,7 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Draw ``batch_size`` slices, with importance weights, float32 of the shape of ``index``.
+        """Draw ``batch_size`` slices; the result contains importance weights, float32 in the shape of ``index``.
 
         Raises:
             ConfigError: See ``SliceSampler`` and ``PrioritizedSampler``.

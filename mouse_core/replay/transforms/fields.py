@@ -60,7 +60,7 @@ def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
 
 
 def at_the_root(keys: tuple[FieldKey, ...]) -> tuple[FieldKey, ...]:
-    """Return ``keys`` without each field under ``next`` whose counterpart at the root is also in ``keys``."""
+    """Return ``keys`` without those fields under ``next`` that ``keys`` also contains at the root."""
     named = {path_of(key) for key in keys}
     return tuple(key for key in keys if path_of(key)[0] != NEXT or path_of(key)[1:] not in named)
 
@@ -202,7 +202,8 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 
 
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
-    """Return the end code of each step, int8 ``[N, T]``: 0 no end, 1 terminal, 2 truncated.
+    """Return the end code of each step, int8 ``[N, T]``: 0 if the episode does not end with the step, 1 if it
+    terminates, 2 if it is truncated.
 
     ``done`` contains these codes, or is boolean. If ``done`` is boolean or missing, the fields ``terminated`` and
     ``truncated``, if present, determine the code; ``terminated`` takes precedence. If the trajectory number
@@ -301,7 +302,7 @@ class Rename:
 
     Raises:
         ConfigError: After renaming, two fields would have the same name.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: The batch already has a field with one of the new names.
     """
 
@@ -357,7 +358,7 @@ class Select(_OfFields):
 
     Raises:
         ConfigError: A name is invalid.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
     """
 
     def __call__(self, batch: Any) -> Any:
@@ -378,7 +379,7 @@ class Exclude(_OfFields):
 
     Raises:
         ConfigError: A name is invalid.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
     """
 
     def __call__(self, batch: Any) -> Any:
@@ -402,7 +403,7 @@ class Cast:
 
     Raises:
         ConfigError: A dtype is not numeric.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         DataError: The new dtype cannot represent a value; the message names the field. (Raised only for NumPy arrays;
             torch tensors are converted without this check.)
     """
@@ -527,7 +528,7 @@ class Concatenate:
 
     Raises:
         ConfigError: Fewer than two fields are given, or a name is invalid.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: The fields differ in dtype, or in more than their last axis.
 
     Example:
@@ -585,7 +586,7 @@ class Pad:
 
     Raises:
         ConfigError: An argument is out of range.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field contains text, or arrays that differ in more than their length.
         DataError: A row is longer than ``length``, or the dtype cannot represent ``value``.
     """
@@ -689,7 +690,7 @@ class Compress:
     Raises:
         ConfigError: No field is given, the shape or dtype is invalid, the level is out of range, or only one of the two
             functions is given.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: Written rows have another shape or dtype.
         DataError: The bytes do not contain a row of this shape and dtype.
 

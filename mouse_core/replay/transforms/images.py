@@ -85,7 +85,7 @@ class Resize(_OfImages):
 
     Raises:
         ConfigError: No field is given, the size is invalid, or the method or layout is unknown.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field does not contain images, or its layout is ambiguous without ``layout``.
     """
 
@@ -131,7 +131,7 @@ class CenterCrop(_OfImages):
 
     Raises:
         ConfigError: No field is given, the size is invalid, or the layout is unknown.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field does not contain images, or the images are smaller than ``size``.
     """
 
@@ -172,7 +172,7 @@ class GrayScale(_OfImages):
 
     Raises:
         ConfigError: No field is given, or the layout is unknown.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field does not contain images of three channels.
     """
 
@@ -212,7 +212,7 @@ class ToFloatImage(_OfImages):
 
     Raises:
         ConfigError: No field is given, ``channels`` or ``layout`` is unknown, or the dtype is not a floating dtype.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field does not contain images of integers, or its layout is ambiguous without ``layout``.
         DataError: A pixel is outside 0..255.
     """

@@ -197,7 +197,7 @@ class BurnIn:
     NumPy, torch or JAX.
 
     Args:
-        function: A function from a batch ``[B, steps, ...]`` to a dict of fields ``[B, ...]``.
+        function: A function that takes a batch ``[B, steps, ...]`` and returns a dict of fields ``[B, ...]``.
         steps: Number of burn-in steps, at least 1.
 
     Raises:
@@ -297,7 +297,7 @@ class CatFrames:
 
     Raises:
         ConfigError: No field is given, the number of frames is below 1, or the axis is not negative.
-        MissingFieldError: The batch lacks a field.
+        MissingFieldError: The batch lacks one of the named fields.
         SchemaError: A field lacks the axis.
         DataError: The field's dtype cannot represent ``pad``.
 

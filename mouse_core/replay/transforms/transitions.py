@@ -76,10 +76,10 @@ class HindsightRelabel:
     the last transition. To use the last transition as well, store rows with ``next``, or "arrived" rows.
 
     Args:
-        compute_reward: Called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays ``[N, T, ...]``;
-            returns rewards ``[N, T]``. gymnasium's ``GoalEnv.compute_reward`` can be passed.
-        compute_done: Called with the same arguments; returns a mask of the relabelled transitions that are terminal.
-            None: ``done`` is unchanged.
+        compute_reward: A function that is called as ``compute_reward(achieved_goal, desired_goal, batch)`` with arrays
+            ``[N, T, ...]``, and that returns rewards ``[N, T]``. gymnasium's ``GoalEnv.compute_reward`` can be passed.
+        compute_done: A function that is called with the same arguments as ``compute_reward``, and that returns a mask
+            of the relabelled transitions that are terminal. None: ``done`` is unchanged.
         strategy: "future", "final", "episode" or "random".
         ratio: The probability with which a transition gets a new goal, in ``[0, 1]``: with 0.8, on average four of five
             transitions get a new goal.
@@ -582,7 +582,7 @@ def n_step_sums(
     only 8, because no step follows. The sums are 5, 2, 8 and the numbers of rewards 2, 1, 1.
 
     Args:
-        reward: ``[N, T, ...]``; element t is the reward after observation t.
+        reward: The rewards, ``[N, T, ...]``; element t is the reward of the action at observation t.
         ended: Whether step t is the last of its episode, bool ``[N, T]``.
         valid: Whether step t exists, bool ``[N, T]``.
         n: The largest number of steps, at least 1.

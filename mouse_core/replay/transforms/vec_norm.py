@@ -52,7 +52,7 @@ class VecNorm:
     Raises:
         ConfigError: No field is given, ``decay`` or ``eps`` is out of range, or the transform is used in an ensemble,
             in a buffer whose writer does not keep rows in order, or in several buffers over different storages.
-        MissingFieldError: The rows lack a field.
+        MissingFieldError: The rows lack one of the named fields.
         SchemaError: A field does not contain numbers.
 
     Example:
@@ -256,7 +256,7 @@ _SUMS = ("weight", "mean", "squares")
 
 
 def _moments_of(key: FieldKey, rows: npt.NDArray[Any], known: _Moments | None, decay: float) -> _Moments:
-    """Return the moments after adding rows ``[n, *shape]``.
+    """Return the moments of all earlier counted rows (``known``) and of the new rows ``[n, *shape]``.
 
     Example: with a decay of 0.5, the rows 4 and 2 have the weights 0.5 and 1, a total weight of 1.5 and a mean of 8/3.
     The weight of an earlier counted row decreases from 1 to 0.25.
