@@ -47,8 +47,8 @@ def as_json(value: Any, own: Callable[[Any], Any] = lambda value: None) -> Any:
 
     Args:
         value: Plain values and values of NumPy, nested in mappings, lists and tuples.
-        own: Function that returns the JSON of other objects, at any depth, and None for the objects that ``as_json``
-            converts itself.
+        own: Function that returns the JSON of objects of other types, at any depth. For objects that ``as_json``
+            converts, the function returns None.
     """
     converted = own(value)
     if converted is not None:
@@ -94,7 +94,7 @@ def state_number(name: str, value: Any, *, where: str = "state") -> int:
 
 
 def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a state; the part must be a dict, and its items must include the items of ``own``.
+    """Return a part of a state. The part must be a dict that contains all items of ``own``, with equal values.
 
     Raises:
         StateError: The part is missing, or belongs to another object.
@@ -109,8 +109,8 @@ def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """Return the integers of a state under the keys ``names``; the items of the state must include the items of
-    ``own``.
+    """Return the integers of a state under the keys ``names``. The state must contain all items of ``own``, with equal
+    values.
 
     Raises:
         StateError: A value is not an integer, or the state belongs to another object.
@@ -155,7 +155,8 @@ _NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
 
 
 def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
-    """Explain how to convert rows with these column names to rows of a store; "" if no name is known.
+    """Return a text that explains how to convert rows with these column names to rows of a store; "" if none of the
+    names is known.
 
     Args:
         found: Names of the existing columns.
@@ -183,8 +184,9 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
 
 
 def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
-    """Return the columns in the argument of ``extend`` by name, and the number of rows; raise DataError or
-    SchemaError."""
+    """Return the columns in the argument of ``extend`` by name, and the number of rows; raise DataError or SchemaError
+    for an invalid argument.
+    """
     columns = _by_column(given) if isinstance(given, list) else as_record(given)
     for name, values in (columns or {}).items():
         if isinstance(values, str | bytes | bytearray | Set):  # texts are one value, and sets have no order

@@ -19,7 +19,8 @@ class Child:
     """The process of a Python script that answers each line of JSON with a line of JSON, which may be followed by
     bytes.
 
-    Each of the ``values`` in an answer has ``sizes``: the lengths of the byte strings that follow the line.
+    In an answer, each of the ``values`` has an entry ``sizes``: the lengths of the value's byte strings, which follow
+    the line.
 
     Args:
         script: The file of the script.
@@ -39,7 +40,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether this process started the process of the script, and the process of the script has not ended."""
+        """Whether the process of the script was started by the current process and has not ended."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     @property
@@ -48,7 +49,8 @@ class Child:
         return bool(self._process.stdin.closed)
 
     def ask(self, request: dict[str, Any] | None, seconds: float) -> tuple[dict[str, Any], list[list[bytearray]]]:
-        """Send a request, if one is given, and return the next answer and the byte strings of each value.
+        """Send ``request`` unless it is None, and return the next answer and the byte strings of each value in the
+        answer.
 
         If another exception interrupts the call, the process is killed, so that no later call returns this answer.
 

@@ -1,4 +1,4 @@
-"""Identities of samplers, derivations and stored values: texts that are equal in every process.
+"""Computes identities of samplers, derivations and stored values: texts that are the same in every process.
 
 The module also finds the common prefix of two sequences.
 """
@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def canonical(value: Any) -> bytes:
-    """Return bytes that are equal for equal values, independent of Arrow's encoding."""
+    """Return bytes that are equal for equal values, even if Arrow encodes the values differently."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         # If the pixels are stored, their original path does not matter.
         value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
@@ -35,7 +35,7 @@ def derivation_identity(derivation: object) -> str:
     would abbreviate.
 
     Raises:
-        ConfigError: An attribute has no identity by value, such as a function.
+        ConfigError: An attribute, such as a function, has no identity that depends only on its value.
     """
     if "..." not in repr(derivation):
         return sampler_identity(derivation, "derived fields: expected a derivation")
@@ -43,14 +43,15 @@ def derivation_identity(derivation: object) -> str:
 
 
 def sampler_identity(sampler: object, wanted: str = "sampling: expected a sampler") -> str:
-    """Return the sampler's ``repr``, or its class and attributes if the ``repr`` is Python's default with an address.
+    """Return the sampler's ``repr``. If the ``repr`` is Python's default, which contains an address, return the
+    sampler's class and attributes instead.
 
     Args:
         sampler: The sampler.
         wanted: The prefix of the error text.
 
     Raises:
-        ConfigError: An attribute has no identity by value, such as a function.
+        ConfigError: An attribute, such as a function, has no identity that depends only on its value.
     """
     if _has_repr(sampler):
         shown = repr(sampler)

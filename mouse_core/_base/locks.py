@@ -1,4 +1,4 @@
-"""Locks that a forked child can take, and calls that no signal interrupts."""
+"""Locks that are free in a forked child process, and calls that no signal interrupts."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TurnLock(ProcessLock):
     """A lock that one thread may take repeatedly without starving other threads.
 
     The first thread that requests a free Python lock gets it; usually this is the thread that released the lock. A
-    waiting thread registers with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()``
-    first.
+    waiting thread takes the lock with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()``
+    each time before it takes the lock.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
         work: The function.
 
     Returns:
-        The result of ``work``; its exceptions are raised.
+        The result of ``work``. An exception that ``work`` raises is raised again.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return work()
@@ -137,7 +137,9 @@ class _Outcome(Generic[_T]):
 
 
 def forks() -> int:
-    """Return how many forks lie between the process that imported this module and the current process."""
+    """Return how many times a process was forked from the process that imported this module down to the current
+    process.
+    """
     return _forks
 
 

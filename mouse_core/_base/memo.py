@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class memo(Generic[T]):
-    """A property that is computed when it is first read and kept in the instance.
+    """A property whose value is computed at the first read, and is then kept in the instance.
 
     Unlike ``functools.cached_property`` before Python 3.12, a memo has no lock, so two threads can both compute the
     value. ``cached_property`` shares one lock among all instances: threads wait for each other, and in a forked child

@@ -2,8 +2,8 @@
 
 New memory from the system costs a page fault for every 4 KB that is written. For batches of a megabyte and more, this
 takes longer than copying the data, and ``malloc`` returns such memory as soon as a batch is dropped. A batch's memory
-is reused only after its last array is gone, including views and tensors that share the memory, so reuse never changes
-data.
+is reused only after all arrays of the batch are deleted, and all views and tensors that share the memory. So reuse
+never changes data that is still in use.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _MOST_SHARED = 8
 
 
 def sparse_zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array of zeros for few, scattered writes: each write allocates a page of 4 KB, while usual large arrays
-    use pages of 2 MB."""
+    """Return an array of zeros for few, scattered writes. In this array, a write allocates only a page of 4 KB; in
+    other large arrays, a write allocates a page of 2 MB.
+    """
     zeros: npt.NDArray[Any]
     nbytes = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -56,7 +57,9 @@ class MemoryPool:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_STRETCHES_KEPT)
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """Return uint8 ``[nbytes]``, aligned to 64 bytes; the memory is returned when all views of it are gone."""
+        """Return an array uint8 ``[nbytes]``, aligned to 64 bytes. When all views of the array are deleted, the memory
+        returns to the pool.
+        """
         try:
             memory = self._free.pop()
         except IndexError:
@@ -125,7 +128,7 @@ class ArrayMemory:
     """Memory for new arrays; large blocks are kept for reuse.
 
     Args:
-        least: Smallest size in bytes of arrays that reuse memory; for smaller arrays, new memory is as fast.
+        least: Smallest size, in bytes, of an array that reuses memory. For smaller arrays, new memory is as fast.
     """
 
     def __init__(self, least: int = 1 << 17) -> None:
@@ -138,7 +141,9 @@ class ArrayMemory:
         return np.empty(shape, dtype) if nbytes < self._least else np.ndarray(shape, dtype, self._take(nbytes))
 
     def arrays(self, layout: BatchLayout) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays that share memory as in ``layout``; an empty dict if separate arrays are as fast."""
+        """Return arrays in one block of memory, arranged as in ``layout``; return an empty dict if separate arrays are
+        as fast.
+        """
         return {} if layout.nbytes < self._least else layout.arrays(self._take(layout.nbytes))
 
     def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -170,7 +175,9 @@ def layout_of(
 
 
 class BatchMemory(ArrayMemory):
-    """The memory of batches: kept for the next batch, and shared by few batches at a time."""
+    """Manages the memory of batches: keeps memory for the next batch, and shares one block of memory among only a few
+    batches.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,14 +192,16 @@ class BatchMemory(ArrayMemory):
         self._held = next(iter(arrays), None)
 
     def share(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        """Register the shared memory of batches that were copied together; the memory exists as long as any of their
-        arrays."""
+        """Register the shared memory of batches that were copied together. The memory exists as long as any array of
+        these batches.
+        """
         self._shared = [*self._shared, [weakref.ref(_owner(values)) for values in arrays]]
 
     @property
     def is_kept(self) -> bool:
-        """Whether much shared memory is still in use, for example because a caller keeps single fields of many
-        batches."""
+        """Whether a large amount of shared memory is still in use, for example because a caller keeps single fields of
+        many batches.
+        """
         self._shared = [owners for owners in self._shared if any(owner() is not None for owner in owners)]
         return len(self._shared) >= _MOST_SHARED
 

@@ -23,8 +23,8 @@ def results(
     """Yield each item with the result of a call; the first error ends the iterator.
 
     Args:
-        call: The function, which can be pickled if ``num_workers`` is not 0.
-        items: Arguments of the calls; a few are taken before their results are requested.
+        call: The function; pickle must support the function, unless ``num_workers`` is 0.
+        items: Arguments of the calls; a few arguments are taken from the iterable before their results are requested.
         num_workers: Number of processes; 0: one thread.
         what: Name of the function that needs the results; the prefix of messages.
         ahead: Largest number of calls that are waiting or running.

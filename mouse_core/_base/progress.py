@@ -42,7 +42,7 @@ def progress_bar(
         enabled: Whether progress is shown; if False, no bar library is imported.
 
     Yields:
-        A function to call with the number of units done since its last call.
+        A function, to be called with the number of units that were completed since its previous call.
     """
     if not enabled:
         yield lambda count: None

@@ -1,4 +1,4 @@
-"""The memory that is available for pages of files, on the machine and within the limits of control groups."""
+"""Finds how much memory is available for pages of files, on the machine and within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _KILOBYTE = 1 << 10
 
 
 def room_for_files(proc: Path = Path("/proc"), groups: Path = _GROUPS) -> int | None:
-    """Return the approximate number of bytes of files that fit in memory; None if the system does not report it.
+    """Return approximately how many bytes of files fit in memory; None if the system does not report this number.
 
     The result is the minimum of several numbers: the machine's available memory, which includes pages of files, and one
-    number for each control group of this process. The number of a group is its limit minus the group's memory that does
-    not consist of pages of files, because pages of files count towards the limit.
+    number for each control group of this process. The number of a group is the group's limit minus the group's memory
+    for other purposes than pages of files, because pages of files count towards the limit.
 
     Args:
         proc: Folder of the kernel's process information.
@@ -31,7 +31,7 @@ def _available(meminfo: Path) -> Iterator[int]:
 
 
 def _allowed(membership: Path, groups: Path) -> Iterator[int]:
-    """Yield the memory for files that each control group of a process, and each parent group, allows."""
+    """Yield, for each control group of a process and each parent group, the memory that the group allows for files."""
     for line in _lines(membership):
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):

@@ -1,4 +1,4 @@
-"""Tools for threads: ordered results of calls in several threads, and calls at a set time."""
+"""Tools for threads: calls in several threads whose results are returned in order, and calls at a set time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ THREADS = min(16, max(2, os.cpu_count() or 1))
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield a function's result for every item, in order; the first error ends the iteration.
 
-    Only a few items are processed ahead of the requested results, so neither items nor results accumulate.
+    Only a few items are processed before their results are requested, so neither items nor results accumulate.
 
     Args:
-        pool: The thread pool. After an error, some of its threads may still be working.
+        pool: The thread pool. After an error, some of its threads can still be working.
         call: The function.
         items: The arguments, taken one after the other by the thread that requests results.
     """
@@ -43,7 +43,7 @@ def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T
 
 
 class Alarm:
-    """Calls a function with an object at a set time, unless the object is gone.
+    """Calls a function with an object at a set time, unless the object was garbage-collected before.
 
     The alarm has a thread only while a time is set. The thread refers to the object weakly, and ends when the object is
     garbage-collected.

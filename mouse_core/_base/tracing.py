@@ -1,4 +1,4 @@
-"""The error for draws on the host inside a function that JAX traces: the drawn numbers would become constants."""
+"""The error for draws on the host inside a function that JAX traces, where the drawn numbers would become constants."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def refuse_traced(caller: str) -> None:
 
 @lru_cache(maxsize=1)
 def _asking() -> tuple[Callable[..., Any], Any] | None:
-    """Return JAX's function that gives the current trace, and the function's result outside of all traces; None if this
-    version of JAX has no such function."""
+    """Return the function of JAX that returns the current trace, and the function's result outside of all traces; None
+    if this version of JAX has no such function.
+    """
     jax: Any = sys.modules["jax"]
     for name in ("jax.extend.core", "jax.core"):  # the second in JAX before 0.8.2
         try:

@@ -94,7 +94,7 @@ def open_source(chosen: argparse.Namespace) -> RowStream:
 
 
 def wants_bar() -> bool:
-    """Whether to show a progress bar, which is the case if stderr is a terminal."""
+    """Whether to show a progress bar: True if stderr is a terminal."""
     return sys.stderr.isatty()
 
 
@@ -180,7 +180,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
 
 
 def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
-    """Write the rows in the format that the arguments select, and describe the result."""
+    """Write the rows in the format that the arguments select, and return a text that describes the result."""
     shard_bytes = chosen.max_shard_size or ("100MB" if chosen.to == "lerobot" else "500MB")
     if chosen.to != "lerobot":
         from mouse_core.formats.converting import convert

@@ -156,7 +156,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _name(source: str) -> str:
-    """Return the name of a source: the last component of its path or address, without passwords and tokens."""
+    """Return the name under which a source is shown: the last component of its path or address, without passwords and
+    tokens.
+    """
     from mouse_core.remote.clients import is_url, public_url
 
     shown = public_url(source) if is_url(source) else source

@@ -40,7 +40,9 @@ command, so that ``mouse --help`` starts fast.
 
 
 def others() -> dict[str, Command]:
-    """Return the commands of other packages by name. If a command cannot be loaded, running it prints the reason."""
+    """Return the commands of other packages by name. If a command cannot be loaded, the returned command prints the
+    reason when it is run.
+    """
     from importlib.metadata import entry_points
 
     return {entry.name: _loaded(entry) for entry in entry_points(group=GROUP)}

@@ -1,7 +1,8 @@
 """Opens files that rows name by path, within allowed folders.
 
-A row of an untrusted dataset can contain any path: of a private image, of a pipe that blocks forever, or of a device.
-So only regular files may be opened, and only inside the folder of the dataset or a folder that the caller named.
+A row of an untrusted dataset can contain any path, for example the path of a private image, of a pipe that blocks
+forever, or of a device. So only regular files are opened, and only inside the folder of the dataset or a folder that
+the caller named.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from mouse_core.spec import check_list
 
 
 def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple[str, ...]:
-    """Return the absolute paths of folders, with links resolved; raise ConfigError for a path that is not a folder."""
+    """Return the absolute paths of folders, with symbolic links resolved; raise ConfigError for a path that is not a
+    folder.
+    """
     if isinstance(roots, str | bytes | os.PathLike):
         raise ConfigError(f"{where}: expected a list of folders, found {roots!r}; write [{roots!r}]")
     found = []

@@ -49,7 +49,7 @@ def understood(found: str) -> Iterator[None]:
     """Context manager that converts errors of Pillow to a DataError.
 
     Args:
-        found: Description of the value, for the message.
+        found: A description of the value that cannot be decoded, for the message.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def understood(found: str) -> Iterator[None]:
 
 
 def open_encoded(source: Any) -> Any:
-    """Open a single image; only its header is read.
+    """Open a file or bytes with a single image; only the header is read.
 
     Args:
         source: The bytes of the image, or a file.
@@ -86,7 +86,7 @@ class _Picture:
 
     Args:
         image: Pillow's image.
-        encoded: Whether the image comes from bytes or a file; otherwise the caller created it.
+        encoded: Whether the image comes from bytes or a file. If False, the caller passed an image of Pillow.
     """
 
     def __init__(self, image: Any, *, encoded: bool) -> None:
@@ -123,7 +123,7 @@ class _Picture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the header is sufficient to know the number of channels, and that each channel has 8 bits."""
+        """Whether the header alone determines the number of channels, and each channel has 8 bits."""
         return self._image.mode in PLAIN_MODES
 
     def check(self, shape: tuple[int, ...] | None, max_pixels: int) -> None:
@@ -147,7 +147,7 @@ class _Picture:
 
         Args:
             dtype: An integer dtype.
-            channels: Number of channels of the result if the image has a palette.
+            channels: Number of channels that the result must have; used only if the image has a palette.
 
         Raises:
             DataError: ``dtype`` cannot represent a value, or Pillow would change the values of the image.
@@ -170,7 +170,7 @@ class _Picture:
         return array.swapaxes(0, 1) if self._turn >= 5 else array
 
     def _palette_colours(self, channels: int | None) -> npt.NDArray[np.uint8]:
-        """Return the palette's colours, with the smallest sufficient number of channels."""
+        """Return the palette's colours, with the smallest number of channels that represents all of them."""
         mode = "RGBA" if self._channels == 4 or channels in (2, 4) else "RGB"
         colours: npt.NDArray[np.uint8] = np.asarray(self._image.convert(mode))
         opaque = colours.shape[2] == 3 or bool((colours[:, :, 3] == 255).all())
@@ -210,8 +210,9 @@ def decode_image(
     """Decode a stored image to pixels ``[H, W, C]``, where C is 1 to 4.
 
     Encoded images are PNG, JPEG, WebP, GIF, BMP or TIFF files with a single frame. Pixel values are not scaled. Bilevel
-    images become 0 and 255, and palette images become RGB or RGBA. Grey values of 16 or 32 bits stay unchanged if
-    ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before the image is decoded.
+    images become 0 and 255, and palette images become RGB or RGBA. Grey values of 16 or 32 bits are returned unchanged
+    if ``dtype`` can represent them. The EXIF orientation is applied. The header is validated before the image is
+    decoded.
 
     Args:
         value: A PIL image; a ``{bytes, path}`` mapping as in ``datasets`` (``path`` is opened if there are no bytes);
@@ -299,7 +300,7 @@ def fill_images(
 
 
 def _bytes_of(values: pa.Array) -> list[memoryview]:
-    """Return views of the bytes of each binary value."""
+    """Return, for each value of a binary array, a view of its bytes."""
     _, ends, data = values.buffers()
     wide = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     every: npt.NDArray[Any] = np.frombuffer(ends, wide)[values.offset : values.offset + len(values) + 1]
@@ -327,7 +328,7 @@ def encode_png(value: object, *, dtype: npt.DTypeLike = np.uint8, image_roots: S
 
 
 def encode_jpeg(pixels: npt.NDArray[np.uint8], quality: int) -> bytes:
-    """Encode pixels ``[H, W, C]`` of uint8 as JPEG, where C is 1 or 3. JPEG is lossy at any quality up to 100."""
+    """Encode pixels ``[H, W, C]`` of uint8 as JPEG, where C is 1 or 3. JPEG is lossy at every quality, even at 100."""
     stream = io.BytesIO()
     image = pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.save(stream, format="JPEG", quality=quality)
@@ -363,8 +364,8 @@ def check_image(
 ) -> None:
     """Raise DataError if the header shows that ``decode_image`` would not accept a value.
 
-    The pixels are decoded only if the header does not show that their values are small enough, or if the result depends
-    on the colours of a palette.
+    The pixels are decoded only in two cases: the header does not show that the pixel values are small enough, or the
+    result depends on the colours of a palette.
     """
     with _opened(value, image_roots) as picture:
         picture.check(shape, MAX_PIXELS)
@@ -373,7 +374,7 @@ def check_image(
 
 
 def is_encoded(value: object) -> bool:
-    """Whether Pillow can read a value: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
+    """Whether a value has a type that Pillow can read: bytes, a path, a ``{bytes, path}`` mapping, or a PIL image."""
     return isinstance(value, Mapping | bytes | bytearray | memoryview | str) or _is_pillow_image(value)
 
 

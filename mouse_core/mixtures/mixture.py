@@ -1,5 +1,6 @@
-"""Mixture, which combines several stores to a single store; the shares of its members; and the sampler of its
-windows."""
+"""Mixture, which combines several stores into a single store; the shares of its members; and the sampler of its
+windows.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Mix:
             same ratio.
         per: The unit of a weight: "member", "step" or "trajectory".
         temperature: The temperature, which makes shares more equal; see ``Mixture``.
-        field: The name of the field with the member of each window; None: no field.
+        field: The name of the field that contains each window's member; None: no field.
     """
 
     names: tuple[str, ...]
@@ -117,7 +118,7 @@ def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple
 
 
 def listed(option: str, given: Any) -> list[Any]:
-    """Return the values in order as a list; raise ConfigError if ``given`` is not a sequence."""
+    """Return the values of ``given`` as a list in the same order; raise ConfigError if ``given`` is not a sequence."""
     if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
         raise ConfigError(f"{option}: expected several members, in a dict or a list, found {given!r:.80}")
     return list(given)
@@ -161,12 +162,12 @@ _MANY_WINDOWS = 2048
 
 @dataclass(frozen=True)
 class MixedWindows(ManyStarts):
-    """Samples windows of several members in proportion to their shares, for a source over a mixture.
+    """The sampler of a source over a mixture: samples windows of the members in proportion to the members' shares.
 
     Windows are counted over all batches; ``Shares`` returns the member of the window with index n. The windows of a
-    member are counted from the first batch of the epoch. The member's sampler draws these windows with a seed that is
-    derived from the source's seed, the index of the first batch, and the member's index. Members alternate as evenly as
-    their shares allow, so every shard of a batch has the same mix as the complete batch.
+    member are counted from the first batch of the epoch. The member's sampler draws these windows. The seed of this
+    sampler is derived from the source's seed, the index of the first batch, and the member's index. Members alternate
+    as evenly as their shares allow, so every shard of a batch has the same mix as the complete batch.
 
     Args:
         each: The sampler that draws from a member; its batches must be full.
@@ -187,7 +188,7 @@ class MixedWindows(ManyStarts):
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches in which every member with a share completes an epoch; 1 for the sampling
+        """Return the number of batches after which every member with a share has completed an epoch; 1 for the sampling
         "last".
         """
         mixture, windows = _members(snapshot), 0
@@ -279,7 +280,7 @@ class MixedWindows(ManyStarts):
 
 
 class PaddedMixedWindows(MixedWindows):
-    """Samples mixed windows that may have missing steps; see ``PaddedSampler``."""
+    """Samples windows of a mixture in which steps can be missing; see ``PaddedSampler``."""
 
     each: PaddedSampler
 
@@ -301,9 +302,9 @@ class PaddedMixedWindows(MixedWindows):
 
 
 def mixed(sampler: WindowSampler, mix: Mix) -> WindowSampler:
-    """Return the sampler of a mixture that draws from each member as ``sampler`` draws from a store.
+    """Return a sampler of a mixture; from each member it draws in the way in which ``sampler`` draws from a store.
 
-    In a mixture, "sequential" equals "batch", because epochs have no short last batch.
+    In a mixture, the sampling "sequential" equals "batch", because no epoch ends with a smaller batch.
     """
     if isinstance(sampler, MixedWindows):
         return sampler
@@ -343,7 +344,7 @@ class MixtureSnapshot(Snapshot):
     Args:
         mix: The options of the mixture.
         members: The snapshots of the members.
-        codes: Arrays filled with each member's code, from earlier snapshots of the mixture, for reuse.
+        codes: Arrays that earlier snapshots of the mixture filled with each member's code; they are reused.
 
     Raises:
         SchemaError: Members are incompatible; the message names the field or the column.
@@ -366,7 +367,7 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def first_rows(self) -> npt.NDArray[np.int64]:
-        """The first row of each member, and the number of rows, int64 ``[M + 1]``."""
+        """The first row of each of the M members, and at the end the number of all rows, int64 ``[M + 1]``."""
         return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
 
     @memo
@@ -380,12 +381,14 @@ class MixtureSnapshot(Snapshot):
         return self._shares[stage]
 
     def sampled_by(self, sampler: Any) -> Any:
-        """Return the sampler that draws from each member as ``sampler`` draws from a store; see ``Snapshot``."""
+        """Return a sampler that draws from each member in the way in which ``sampler`` draws from a store; see
+        ``Snapshot``.
+        """
         return mixed(sampler, self.mix)
 
     def rows_by_share(self) -> list[tuple[int, int, float]]:
-        """Return the range of rows ``begin .. end - 1`` of each member with a share, and the share of one row in the
-        range.
+        """Return the range of rows ``begin .. end - 1`` of each member with a share, and the share of the windows that
+        belongs to one row in the range.
 
         Example: two members of 100 and 300 rows have half of the windows each. A row of the first member has a share of
         1/200, and a row of the second member has a share of 1/600.
@@ -408,8 +411,8 @@ class MixtureSnapshot(Snapshot):
         return found
 
     def of_rows(self, rows: Any) -> MixtureSnapshot:
-        """Return the snapshot of the first rows of each member; ``rows`` has the number of rows by name. See
-        ``Snapshot``.
+        """Return the snapshot of the first rows of each member; ``rows`` has the number of these rows by the member's
+        name. See ``Snapshot``.
         """
         check_rows(rows, self.mix.names)
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
@@ -422,7 +425,7 @@ class MixtureSnapshot(Snapshot):
         return self if same else MixtureSnapshot(self.mix, members, self._codes)
 
     def with_columns(self, segments: Any, config: Any) -> Snapshot:
-        """Raise ConfigError, because derived columns must be added to the members."""
+        """Raise ConfigError, because derived columns must be added to the members, not to the mixture."""
         raise ConfigError(
             f"mixture: expected a DerivedStore for each of the members {list(self.mix.names)}, found a "
             "DerivedStore for the mixture"
@@ -430,8 +433,9 @@ class MixtureSnapshot(Snapshot):
 
     @memo
     def readers(self) -> dict[str, FieldReader]:
-        """The readers of the fields by name: the fields of the members, and the field with the code of each row's
-        member."""
+        """The readers of the fields by name: the fields of the members, and the field that contains the code of each
+        row's member.
+        """
         name, fields = self.mix.field, dict(self.config.fields)
         added = {} if name is None else {name: self._member_reader(fields.pop(name))}
         return {**self._bound(fields), **added}
@@ -463,7 +467,9 @@ class MixtureSnapshot(Snapshot):
         return None
 
     def grown_from(self, before: Snapshot) -> None:
-        """Return None: new rows are inserted between earlier rows, so only the caches of segments can be reused."""
+        """Return None, because new rows of a member lie between earlier rows of the mixture, so only the caches of
+        segments can be reused.
+        """
         return None
 
     @memo
@@ -516,7 +522,7 @@ def _chunks(codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> pa.C
 
 
 def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfig:
-    """Return the configuration of the rows of all members that have rows.
+    """Return the common configuration of all members that have rows.
 
     Raises:
         SchemaError: The members are incompatible.
@@ -551,7 +557,9 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
 
 
 def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
-    """Return the columns' types; if a member has only nulls in a column, the type comes from the other members."""
+    """Return the types of columns. If a member has only nulls in a column, the type of the column comes from the other
+    members.
+    """
     types: dict[str, ColumnType] = {}
     for name, member in members.items():
         for column, kind in member.config.types.items():
@@ -567,8 +575,8 @@ def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
 
 
 def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
-    """Combine a field of all members that have the field. Its kind must be equal in these members; if rows are padded,
-    the largest width is used.
+    """Combine the definitions of a field in all members that have the field. The kind of the field must be equal in
+    these members; if rows are padded, the largest width is used.
     """
     known = {
         member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
@@ -592,7 +600,7 @@ def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
 
 
 def _kind(field: Field) -> Field:
-    """Return the properties of a field that must be equal in all members."""
+    """Return those properties of a field that must be equal in all members."""
     return replace(field, shape=None, dim=None, max_ndim=None)
 
 
@@ -602,28 +610,31 @@ def _largest(dims: Sequence[Any]) -> Any:
 
 
 class Mixture(Store):
-    """Combines several stores to a single store; each member has a share of the windows. Loaders and sources accept a
-    mixture like a store.
+    """Combines several stores into a single store; each member has a share of the windows. Loaders and sources accept a
+    mixture in place of a store.
 
     No window spans two members. Shares are exact, not only on average: among the first n windows, for any n and in any
-    process, the number of a member's windows differs from its share of n by at most a few windows.
+    process, the number of a member's windows differs from n times the member's share by at most a few windows.
 
-    A field must be of the same kind in all members; if shorter rows are padded (``action``, ``obs_continuous``), the
-    field has the largest member's width. A field that a member lacks must be left out with ``fields=``. Members may
-    grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may also be members.
+    A field must be of the same kind in all members. If shorter rows of a field are padded (``action``,
+    ``obs_continuous``), the field has the largest of the members' widths. A field that a member lacks must be left out
+    with ``fields=``. Members may grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may also
+    be members.
 
     Args:
         stores: The members by name, or a sequence of members, which are named "0", "1" and so on.
         weights: A number of at least 0 for each member, by name or in order; None: 1 for each member. Only the ratio of
             weights matters. A ``mouse_core.sampling.Schedule`` changes the weights with the index of the batch.
         per: The unit of a weight. "member": a member's share is proportional to its weight. "step": the share is
-            proportional to the weight times the number of steps, so that a store twice as large has twice the share.
-            "trajectory": the share is proportional to the weight times the number of episodes.
+            proportional to the weight times the number of steps, so of two stores with equal weights, the store with
+            twice as many steps has twice the share. "trajectory": the share is proportional to the weight times the
+            number of episodes.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
             number of steps or episodes of the member. A temperature of 1 leaves the shares unchanged; larger
             temperatures make the shares more equal.
-        field: The name of a batch field with the member of each window, int64 ``[B, S]``, as its position in ``names``.
-            None: no field. A mixture that is a member must have the same ``field``, or None.
+        field: The name of a batch field, int64 ``[B, S]``, that contains the position of each window's member in
+            ``names``. None: batches have no such field. If a member is a mixture, its ``field`` must be the same or
+            None.
 
     Attributes:
         members: The members by name.
@@ -715,7 +726,7 @@ class Mixture(Store):
         )
 
     def _look(self, rows: Any = None) -> Any:
-        """Raise ConfigError, because only the members have episode tables, each with its own episode numbers."""
+        """Raise ConfigError: only the members have episode tables, and each member numbers its own episodes."""
         raise ConfigError(
             f"mixture: expected the episodes of a member, as in mixture.members[{self.names[0]!r}], found the mixture"
         )

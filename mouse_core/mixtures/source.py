@@ -25,16 +25,16 @@ _KEPT = 4
 
 
 class MixtureSource:
-    """Combines several sources to one source: each batch contains windows of every member, according to the member's
-    share.
+    """Combines several sources into one source. Each batch contains windows of the members, in proportion to the
+    members' shares.
 
     Pass members without sharding: a loader's ``shard`` divides the batches of the mixture, which do not depend on the
     number of processes.
 
     Use ``MixtureSource`` for user-defined sources, and for stores with different sampling. For stores with the same
-    sampling, ``Mixture`` copies each window once less. A member's windows are used in the order of its batches, without
-    gaps, and shares are as exact as in ``Mixture``. A replay buffer cannot be a member, because sampling changes the
-    buffer; ``ReplayBufferEnsemble`` mixes replay buffers.
+    sampling, ``Mixture`` saves one copy of each window. A member's windows are used in the order of the member's
+    batches, without gaps. Shares are as exact as in ``Mixture``. A replay buffer cannot be a member, because sampling
+    changes the buffer; ``ReplayBufferEnsemble`` mixes replay buffers.
 
     Args:
         sources: The members by name, or a sequence of members, which are named "0", "1" and so on. All batches must be
@@ -42,8 +42,8 @@ class MixtureSource:
         weights: A number of at least 0 for each member, by name or in order, or a ``Schedule``; None: 1 for each
             member.
         batch_size: Number of windows in a batch; None: the batch size of the first member.
-        field: The name of a batch field with the member of each window, int64, as its position in ``names``. None: no
-            field.
+        field: The name of a batch field that contains, for each window, the member's position in ``names``, int64.
+            None: batches have no such field.
 
     Attributes:
         members: The members by name.
@@ -92,7 +92,7 @@ class MixtureSource:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """Return the number of batches in which every member with a share completes an epoch."""
+        """Return the number of batches after which every member with a share has completed an epoch."""
         windows = 0
         for number, source in enumerate(self.members.values()):
             if any(weights[number] for _, weights in self._mix.stages):

@@ -1,4 +1,4 @@
-"""Agreement of ranks: checks, when ranks begin, refresh or resume, that all ranks deliver parts of the same batches.
+"""Checks, whenever ranks begin, refresh or resume, that all ranks deliver parts of the same batches.
 
 Each rank writes a note that describes its next batches; rank 0 compares all notes, and the other ranks read the result.
 The exchange uses no collective calls, because these could interfere with the program's own collective calls. A rank
@@ -34,7 +34,7 @@ class Agreement:
 
     Args:
         ranks: The ranks that were found when the loader was created.
-        framework: The framework whose ranks are searched first.
+        framework: The framework whose ranks are used if it has any; see ``find_ranks``.
     """
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
@@ -67,7 +67,8 @@ class Agreement:
             at: The index of the next batch before the call.
 
         Raises:
-            ConfigError: The ranks differ, or a rank has continued without the call or has not joined in time.
+            ConfigError: The batches of the ranks differ; or another rank has continued without the call, or has not
+                made the call in time.
         """
         if not self._meets():
             return
@@ -97,8 +98,8 @@ class Agreement:
         self._refreshes, self._is_pending = refreshes, False
 
     def _meets(self) -> bool:
-        """Return whether other ranks, and a board on which ranks exchange notes, exist. The program can create the
-        ranks and the board after the loader.
+        """Return whether other ranks exist, and a board on which ranks exchange notes. The program can create the ranks
+        and the board later than the loader.
         """
         if self._board is not None:
             return True
@@ -126,7 +127,7 @@ class Agreement:
         return now
 
     def _forget(self, held: int) -> None:
-        """Delete the notes of an agreement."""
+        """Delete the notes that all ranks wrote for an agreement."""
         for part in (*range(self.ranks.count), "found") if held >= 0 else ():
             self._board.remove(f"{self._name}/{held}/{part}")
 
@@ -162,8 +163,8 @@ class Agreement:
             unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
-        """Raise ConfigError if another rank took part in as many agreements as this rank, and has already continued to
-        batch ``at`` or a later batch.
+        """Raise ConfigError if another rank, after as many agreements as this rank, has already continued to batch
+        ``at`` or a later batch.
         """
         for rank in missing:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
@@ -226,13 +227,13 @@ def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) 
 
 
 def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return the differing values: name, found value and expected value."""
+    """Return the values that differ: for each value its name, the found value and the expected value."""
     names = [name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name)]
     telling = [name for name in names if name not in _DIGESTS] or names[:1]
     return [(name, found.get(name, "none"), expected.get(name, "none")) for name in telling[:_MOST_WORDS]]
 
 
 def _in_data_loader() -> bool:
-    """Return whether this process is a worker of a torch DataLoader; a rank may have several workers."""
+    """Return whether this process is a worker of a torch DataLoader; one rank can have several workers."""
     worker: Any = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     return worker is not None and worker() is not None

@@ -1,4 +1,4 @@
-"""The digest of delivered batches: the worker that computes a batch also returns the batch's digest."""
+"""Computes the digest of delivered batches. The worker that computes a batch also returns the batch's digest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
-    """Wrap ``make`` to also return each batch's contribution to the digest.
+    """Wrap ``make`` in a function that returns each batch together with the batch's contribution to the digest.
 
     If the maker is ``Staged``, the digest is computed on the host, before the transfer to a device.
     """
@@ -48,7 +48,9 @@ def _of_unmasked(index: int, batch: Any, rows: Any) -> StreamDigest:
 
 
 def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
-    """Return the digest of packed windows as the sum of the digests of single windows; positions are not included."""
+    """Return the digest of packed windows: the sum of the digests of single windows. The positions of windows in the
+    packed batch are not included.
+    """
     views = batch if isinstance(batch, tuple) else (batch,)
     bounds = host_array(views[0]["cu_seqlens"]).tolist()
     fields = [name for name in views[0].keys() if name not in PACKED]  # noqa: SIM118  as in _unmasked
@@ -74,10 +76,10 @@ def _rows(source: Any, index: int) -> int | range:
 
 
 def _masks_shares_only(source: Any) -> bool:
-    """Return whether the mask of batches only marks the window that pads an uneven share.
+    """Return whether the mask of batches marks only padding windows of shards that have fewer windows than others.
 
-    A mask of this kind contains no information about other windows. If the shards divide the batches evenly, the stream
-    has no mask.
+    Such a mask contains no information about other windows. If the shards divide the batches evenly, batches have no
+    mask.
     """
     if isinstance(source, ShardSource):
         return source.masks_shares_only
@@ -95,8 +97,8 @@ def _unmasked(batch: Any) -> Any:
 
 
 def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
-    """Return the shard whose rows are digested; with a sharding over processes, the shard comes from ``ranks``, not
-    from the source.
+    """Return the shard whose rows are digested. If a sharding divides batches over processes, the shard comes from
+    ``ranks``, not from the source.
     """
     rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
     return int(rank), int(count)

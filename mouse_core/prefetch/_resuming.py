@@ -1,4 +1,4 @@
-"""States of loaders: content, validation, and error messages that list differences."""
+"""Creates and validates states of loaders, and writes error messages that list differences between states."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _decoder_of(source: BatchSource) -> dict[str, str]:
 
 
 def check_decoder(source: BatchSource, state: Mapping[str, Any]) -> None:
-    """Raise StateError if the state names another decoder version than the installed one."""
+    """Raise StateError if the decoder version in the state differs from the installed version."""
     here = _decoder_of(source).get(_DECODER)
     if here is not None and state.get(_DECODER, here) != here:
         raise StateError(
@@ -72,11 +72,11 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
 
 
 def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
-    """Return the saved number of rows of a store; for a mixture, the number of each member by name, nested up to
-    ``levels`` deep.
+    """Return the saved number of rows of a store. For a mixture, return the number of rows of each member by name;
+    mixtures can be nested up to ``levels`` deep.
 
     Raises:
-        StateError: A number is not an integer of at least 0, or mixtures are nested deeper.
+        StateError: A number is not an integer of at least 0, or mixtures are nested more than ``levels`` deep.
     """
     if isinstance(rows, Mapping):
         if not levels:
@@ -86,7 +86,7 @@ def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
 
 
 def dropped_of(store: Any) -> str:
-    """Return a hint about dropped rows of a store for an error message; "" if the store has dropped no rows."""
+    """Return a hint for an error message if the store has dropped rows; otherwise ""."""
     from mouse_core.store import DatasetStore
 
     gone = store.written - len(store) if isinstance(store, DatasetStore) else 0
@@ -136,8 +136,8 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
-    """Return the sampling and the boundary in the form of the caller's arguments, if the sampler's identity consists of
-    its options.
+    """If the sampler's identity consists of its options, return the sampling and the boundary as the caller would pass
+    them.
     """
     said: dict[str, Any] = {}
     is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
@@ -158,7 +158,9 @@ def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """Return descriptions of the stages: normalisation and augmentation of fields, user functions, and packing."""
+    """Return descriptions of the stages: the normalisation and augmentation of fields, the user's functions, and
+    packing.
+    """
     said: dict[str, Any] = {}
     for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
         numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
@@ -176,7 +178,7 @@ def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
 def _field_in_words(
     column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
 ) -> str:
-    """Return a description of a field's identity, without the offsets of rows."""
+    """Return a description of a field's identity that does not mention the offsets of rows."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
     return ", ".join(said)

@@ -1,5 +1,5 @@
-"""PrefetchBatchifier, which computes batches ahead of time in index order, and creates the source of its batches from
-arguments.
+"""PrefetchBatchifier, which creates the source of its batches from arguments, and computes batches ahead of time in
+index order.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ del _OF_BATCHES["epoch_start"], _OF_BATCHES["replace_dtypes"]
 class Batchifier(Loader[T]):
     """A loader of batches from a store, a replay buffer or a source; threads compute batches ahead, in index order.
 
-    The loaders of all frameworks derive from this class and have the same arguments. A framework's class overrides
-    ``deliver``, which converts a batch of NumPy arrays, or ``delivery`` if its batches are not converted from NumPy
-    arrays.
+    The loaders of all frameworks derive from this class and have the same arguments. The class of a framework overrides
+    ``deliver``, which converts a batch of NumPy arrays. If batches of the framework are not made from NumPy arrays, the
+    class overrides ``delivery`` instead.
 
     Args:
-        store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, whose
-            batches are drawn ``prefetch`` calls before they are delivered; or a ``Source``.
-        sequence_length: Number of steps in a window, S; by default 64. With ``windows``, batches are ``[B, ...]``
-            without an axis of steps by default.
+        store: A store, from which the loader takes a snapshot (see ``refresh``), or a snapshot; a replay buffer, from
+            which each batch is drawn ``prefetch`` calls before the batch is delivered; or a ``Source``.
+        sequence_length: Number of steps in a window, S; by default 64. If ``windows`` is given, the default is batches
+            ``[B, ...]`` without an axis of steps.
         batch_size: Number of windows in a batch, B, over all shards and devices; by default 32. For a replay buffer,
             see ``ReplayBuffer.sample``.
         sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
         prefetch: Number of batches to compute ahead.
         num_workers: Number of threads that compute batches, and of processes that decode images; with 0, the calling
             thread does both. The stream does not depend on this number.
-        pin_memory: Whether host memory is pinned; None: host memory is pinned if an accelerator exists. Only torch uses
-            ``pin_memory``.
+        pin_memory: Whether host memory is pinned; None: host memory is pinned if an accelerator exists. Only the torch
+            loader uses ``pin_memory``.
         device: The device of the batches, in the framework's form; None: the framework's default, or the device of the
             replay buffer.
         seed: In ``[0, 2**64)``.
         shard: See ``mouse_core.BatchSource``; None: complete batches, with a warning if several processes exist. With a
-            user-defined source, each process computes complete batches and keeps its own rows.
+            user-defined source, each process computes complete batches and keeps only the rows of its shard.
         sharding: In JAX, the layout of a batch over devices; None in other frameworks.
         digest: Whether the loader computes a digest of the delivered batches; see ``Loader.digest``. By default, no
             digest is computed, because it takes time in the thread that computes batches: 35 us of processor time for a
@@ -124,9 +124,11 @@ class Batchifier(Loader[T]):
 
     @property
     def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:
-        """The dtypes that the framework lacks, with their replacements; a subclass may define a class attribute.
+        """The dtypes that the framework lacks, with their replacements. A subclass can override this property with a
+        class attribute.
 
-        ``spec`` already has the replacements. A value that does not fit raises DataError.
+        The dtypes in ``spec`` are replaced already. A value that does not fit in the replacement dtype raises
+        DataError.
         """
         return {}
 
@@ -159,9 +161,9 @@ class Batchifier(Loader[T]):
 class PrefetchBatchifier(Batchifier[Batch]):
     """A loader of batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, which threads compute ahead in index order.
 
-    ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks. Here ``device``
-    is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; see ``mouse_core.prefetch.Batchifier`` for
-    all arguments.
+    ``mouse_torch`` and ``mouse_jax`` each have a class with the same name and the same arguments for their framework.
+    Here ``device`` is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; see
+    ``mouse_core.prefetch.Batchifier`` for all arguments.
 
     Raises:
         ConfigError, MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
@@ -233,8 +235,9 @@ def _source_of(
 
 
 def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
-    """Raise ConfigError if a value is given for an argument that ``what`` does not support: any argument in ``asked``,
-    except the arguments in ``but``."""
+    """Raise ConfigError if ``asked`` has a value for an argument that ``what`` does not support. The arguments in
+    ``but`` are supported, and all others are not.
+    """
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:

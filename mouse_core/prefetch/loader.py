@@ -1,4 +1,4 @@
-"""The base class of the loaders of all frameworks, and feeds, which adapt a loader to each kind of source."""
+"""The base class of the loaders of all frameworks, and feeds. A feed adapts a loader to one kind of source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Adapts a loader to a user-defined source, which never changes."""
+    """Adapts a loader to a user-defined source. The data of such a source never change."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -31,7 +31,8 @@ class Feed:
         """Prepare batch ``index`` in the caller's thread; ``first`` is True for the first batch of this feed.
 
         Returns:
-            Whether the threads must restart, because a thread may have requested a batch before the batch was drawn.
+            Whether the threads must restart, because a thread could have requested batch ``index`` before the batch was
+            drawn.
         """
         if first:
             len(self.source)  # raises ConfigError if the caller shards a sharded source again
@@ -65,7 +66,7 @@ class Feed:
         return type(self)(self.source), numbers["next_index"]
 
     def refreshed(self, next_index: int) -> Any:
-        """Return a feed with the store's current rows, whose first epoch begins at ``next_index``.
+        """Return a feed with the store's current rows; the first epoch of the feed begins at ``next_index``.
 
         Raises:
             ConfigError: The feed has no store.
@@ -128,8 +129,8 @@ T = TypeVar("T")
 
 
 class Loader(Generic[T]):
-    """Delivers batches of a source in index order, computed ahead; the subclass ``Batchifier`` creates the source from
-    arguments.
+    """Computes batches of a source ahead of time, and delivers the batches in index order; the subclass ``Batchifier``
+    creates the source from arguments.
 
     Args:
         source: A ``Source``, or for a replay buffer a ``BufferSource``.
@@ -140,7 +141,7 @@ class Loader(Generic[T]):
         digest: Whether the loader computes a digest of the delivered batches; see ``digest``.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: ``prefetch`` or ``num_workers`` is out of range.
     """
 
     #: The framework whose ranks are searched first, for ``shard="auto"``; see ``find_ranks``.
@@ -190,8 +191,8 @@ class Loader(Generic[T]):
                 the loader's state stays at the failed index.
             ClosedError: ``close()`` was called.
             ForkError: The caller is a forked child of the process that first used the loader.
-            ConfigError: The caller is a function that JAX traces, which would always use the same batch; or, before the
-                first batch with ``shard="auto"``, another rank would deliver other batches.
+            ConfigError: JAX traces the calling function, so the compiled function would always use the same batch. Or,
+                with ``shard="auto"`` and before the first batch, another rank would deliver other batches.
         """
         self._check_usable()
         if self._failure is not None:
@@ -267,7 +268,7 @@ class Loader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the batches up to the end of the current epoch; the next ``for`` loop yields the next epoch.
 
-        After ``refresh()`` within a loop, the loop ends with the epoch that began at the refresh.
+        If ``refresh()`` is called within a loop, the loop ends when the epoch that began at the refresh ends.
         """
         ends = False
         while not ends:
@@ -324,16 +325,17 @@ class Loader(Generic[T]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Continue exactly from the position and seed in ``state``. The store may have more rows than when the state
-        was saved.
+        """Continue exactly from the position in the stream, and with the seed, that ``state`` contains. The store may
+        have more rows than when the state was saved.
 
         The digest continues if the state has the digest of a complete stream: from one process, or from all ranks
         together (``mouse_core.digest.whole_state``). With several ranks, rank 0 continues the digest and the other
-        ranks begin at zero, so that the sum is the stream's digest. If ``state`` comes from only one of several ranks,
-        all ranks begin at zero.
+        ranks begin with a digest of zero, so that the sum is the stream's digest. If ``state`` comes from only one of
+        several ranks, all ranks begin with a digest of zero.
 
-        Frames of videos must be decoded by the versions in the state (``mouse_core.video.decoder_version``).
-        ``accept_decoder=True`` also accepts other versions, whose pixels may differ in their last bits.
+        Frames of videos must be decoded by the decoder version that the state names
+        (``mouse_core.video.decoder_version``). ``accept_decoder=True`` also accepts other versions, whose pixels may
+        differ in their last bits.
 
         Raises:
             StateError: The state is damaged, or belongs to another dataset, configuration or decoder; the loader is
@@ -378,7 +380,7 @@ class Loader(Generic[T]):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Drop the results and errors of threads; the next batch restarts the threads."""
+        """Drop the results and errors of threads; the request of the next batch restarts the threads."""
         if self._ahead is not None:
             self._ahead.pause()
         self._make = None

@@ -30,16 +30,18 @@ def _as_it_is(gathered: Any) -> Any:
 
 @dataclass(frozen=True)
 class Staged:
-    """A function from an index to a batch in two stages: gather on the host, transfer to the device.
+    """A function that takes an index and returns a batch, in two stages: it gathers the batch on the host, and then
+    transfers the batch to the device.
 
-    The maker of a ``Delivery`` should be ``Staged`` if batches leave the host: the digest is then computed from the
-    result of the first stage, without copying data back from a device.
+    The maker of a ``Delivery`` should return a ``Staged`` if batches leave the host. The digest is then computed from
+    the result of the first stage, and no data are copied back from a device.
 
     Args:
         gather: The first stage, from an index to a gathered batch.
         transfer: The second stage, from a gathered batch to a delivered batch.
         arrays: Function that converts the result of ``gather`` to the delivered batch as host arrays.
-        rows: The range of gathered rows in the batch over all shards, or the first row; None: the rows of the source.
+        rows: The position of the gathered rows in the batch over all shards: a range, or the first row. None: the rows
+            of the source.
     """
 
     gather: Callable[[int], Any]
@@ -55,14 +57,14 @@ class Staged:
 class OrderedPrefetcher(Generic[T]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads, and returns the items in this order.
 
-    Threads hold no reference to this object, so that the garbage collector, or the exit of the interpreter, closes an
-    object that was dropped without ``close()``.
+    Threads hold no reference to this object. So if the caller drops the object without ``close()``, the garbage
+    collector or the exit of the interpreter closes it.
 
     Args:
-        make: Computes an item; it must be thread-safe and must not refer to this object.
+        make: Function that computes an item; it must be thread-safe and must not refer to this object.
         first: The first index.
         workers: Number of threads, at least 1.
-        ahead: Largest number of items that are being computed or wait to be returned, at least 1.
+        ahead: Largest number of items that are being computed, or are finished and not yet returned; at least 1.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
@@ -112,7 +114,7 @@ class _Failed:
 
 
 class _Queue(Generic[T]):
-    """The shared state of threads: the next index, and the finished items."""
+    """The state that the threads share: the next index, and the finished items."""
 
     def __init__(self, ahead: int) -> None:
         # Two conditions share one lock, so that returning an item wakes exactly one worker. The lock is reentrant,
@@ -170,8 +172,8 @@ class _Queue(Generic[T]):
             self.ready.clear()
 
     def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
-        """Wait until another item may be computed; return the index of the current ``make``, the index of the next
-        item, and ``make``; None if the queue is closed.
+        """Wait until the queue has room for another item. Return the index of the current ``make``, the index of the
+        next item, and ``make``; or return None if the queue is closed.
         """
         with self.room:
             while not self.closed:
@@ -232,7 +234,7 @@ class Delivery(Generic[T]):
             not refer to the loader; otherwise a dropped loader is never closed. ``maker`` is called again after
             ``refresh()`` and ``load_state_dict()``.
         hand_over: Function that is called in the caller's thread for every delivered batch.
-        in_caller: Whether the calling thread computes batches, for any number of workers.
+        in_caller: Whether the calling thread computes batches, even if there are workers.
         ranks: The processes that deliver parts of the same batches and check their agreement; None: the ranks of the
             source's shard, if known.
     """

@@ -24,8 +24,8 @@ _SIZES_KEPT = 256
 
 @runtime_checkable
 class Source(Protocol):
-    """Batches by index. A ``BatchSource`` is a ``Source``; a user's own object is a ``Source`` if it has these four
-    members.
+    """Interface of an object that returns batches by index. A ``BatchSource`` is a ``Source``; a user's own object is a
+    ``Source`` if it has the four members ``spec``, ``fingerprint``, ``__len__`` and ``__getitem__``.
 
     Batch ``index`` is a pure function of the index: it is the same in any process, for any order of calls, and in
     concurrent threads. If the data of a source grow, create a new source. ``mouse_core.testing.SourceConformance``
@@ -34,12 +34,12 @@ class Source(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """The fields of a batch in order, with their dtypes and the shapes of a step."""
+        """The fields of a batch in order, each with its dtype and the shape of one step."""
 
     @property
     def fingerprint(self) -> str:
-        """A text that identifies the data and all options that determine a batch, so it changes whenever batches
-        change.
+        """A text that identifies the data and all options that determine a batch. If batches change, this text changes
+        too.
 
         A loader accepts only states with the fingerprint of its source.
         """
@@ -48,10 +48,11 @@ class Source(Protocol):
         """Return the number of batches in an epoch, at least 1."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return batch ``index`` (an integer of at least 0), ``{field: ndarray [B, S, *shape]}``. Epochs continue
-        without end.
+        """Return batch ``index`` (an integer of at least 0), ``{field: ndarray [B, S, *shape]}``. After the last batch
+        of an epoch, the next index belongs to the next epoch, without end.
 
-        If ``spec.batch_dims`` is 1, fields are ``[B, *shape]`` without an axis of steps, or packed, ``[T, *shape]``.
+        If ``spec.batch_dims`` is 1, fields are ``[B, *shape]`` without an axis of steps, or ``[T, *shape]`` if windows
+        are packed.
 
         The caller owns the arrays: the source never writes to their memory again. A tuple of such dicts is a batch with
         several views.
@@ -65,7 +66,7 @@ class _Around:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the wrapped source, which does not depend on delivered dtypes and shards."""
+        """The fingerprint of the wrapped source. The fingerprint does not depend on delivered dtypes and shards."""
         return self.source.fingerprint
 
     def __len__(self) -> int:
@@ -110,8 +111,8 @@ class RecastSource(_Around):
 
 
 class ShardSource(_Around):
-    """A source of one shard's rows of the batches of another source; complete batches are computed, and then reduced to
-    the rows of the shard.
+    """A source that delivers one shard of the batches of another source. Each complete batch is computed, and then
+    reduced to the rows of the shard.
 
     Args:
         source: The source of complete batches, ``[B, ...]`` in every field.
@@ -172,7 +173,7 @@ class ShardSource(_Around):
         return self._own(size)
 
     def with_options(self, *, shard: Shard) -> ShardSource:
-        """Return a source with other options, such as another shard, of the same batches."""
+        """Return a source of the same batches with other options, such as another shard."""
         return ShardSource(self.source, shard, self.uneven)
 
     def _own(self, size: int) -> range:
@@ -180,9 +181,10 @@ class ShardSource(_Around):
         return range(size * rank // count, size * (rank + 1) // count)
 
     def _cut(self, view: Mapping[str, npt.NDArray[Any]], size: int) -> dict[str, npt.NDArray[Any]]:
-        """Return this shard's rows of a view in new memory: of 8 windows, three shards get 0..1, 2..4 and 5..7.
+        """Return this shard's rows of a view in new memory.
 
-        With "pad", each shard gets 3 windows: the first shard gets 0..2, and window 2 is masked.
+        Example: of 8 windows, three shards get the windows 0..1, 2..4 and 5..7. With ``uneven="pad"``, each shard gets
+        3 windows: the first shard gets 0..2, and its window 2 is masked.
         """
         own = self._own(size)
         end = own.start - -size // self.shard[1] if self.uneven == "pad" else own.stop
