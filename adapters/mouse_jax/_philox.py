@@ -59,7 +59,7 @@ def integers(word: jax.Array, high: jax.Array) -> jax.Array:
 
     Args:
         word: The words, uint64 ``[n]``.
-        high: Int32, ``[]`` or ``[n]``, at least 1.
+        high: The exclusive upper bounds, int32 ``[]`` or ``[n]``, at least 1.
 
     Returns:
         int32 ``[n]``.
@@ -147,7 +147,7 @@ def in_order(
 
     Args:
         seed, purpose, index, n, most: See ``shuffled``.
-        positions: Int32 ``[B]``, each in ``[0, n)``.
+        positions: The positions in the order, int32 ``[B]``, each in ``[0, n)``.
         table: The result of ``shuffled``.
     """
     found: jax.Array = table.at[jnp.minimum(positions, len(table) - 1)].get(mode="promise_in_bounds")

@@ -23,7 +23,7 @@ def scan(terms: jax.Array, decays: jax.Array, last: jax.Array) -> jax.Array:
     """Compute x_t = terms_t + decays_t x_{t+1} from the last row to the first by a ``jax.lax.scan``.
 
     Args:
-        terms, decays: ``[T, ...]``.
+        terms, decays: The arrays of terms and decays, ``[T, ...]``.
         last: The value x_T, ``[...]``.
 
     Returns:

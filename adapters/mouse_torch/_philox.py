@@ -197,7 +197,7 @@ def in_order(
     Args:
         seed, index: The seed and the index of the order, int64 ``[]``.
         n: Number of elements, int64 ``[]``, from 1 to ``most``.
-        positions: Int64 ``[B]``, each in ``[0, n)``.
+        positions: The positions in the order, int64 ``[B]``, each in ``[0, n)``.
         most: The largest possible ``n``.
     """
     if is_known(positions):

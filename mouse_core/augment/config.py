@@ -105,8 +105,8 @@ class Affine(NamedTuple):
     """The linear map ``x * scale + shift``; if ``scale`` or ``shift`` is None, that operation is left out.
 
     Args:
-        scale: float64 ``[]``, or None.
-        shift: float64 ``[]``, or None.
+        scale: The factor, float64 ``[]``, or None.
+        shift: The number that is added, float64 ``[]``, or None.
     """
 
     scale: Any

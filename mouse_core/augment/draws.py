@@ -61,7 +61,7 @@ def draw(
     Args:
         config: The augmentations.
         key: The key of the random numbers.
-        shape: ``(B, S)`` of the complete batch, over all shards; ``cut`` selects a shard's rows.
+        shape: The lengths ``(B, S)`` of the complete batch, over all shards; ``cut`` selects a shard's rows.
         fields: The fields of the batch; other fields get no draws. By default all fields.
         image_shape: The shape ``(H, W, C)`` of the images of ``obs_image``, or a dict from field to shape for several
             fields; required for crops.

@@ -242,7 +242,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
     has a single crop.
 
     Args:
-        images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
+        images: The images, an array ``[B, S, H, W, C]`` of NumPy, torch or JAX, of any dtype.
         crop: The rows and columns, arrays of the same framework; see ``Crop``.
         empty: A function that returns memory for a new NumPy array.
 

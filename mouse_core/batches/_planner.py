@@ -153,7 +153,7 @@ class Planner:
         """Check that the snapshot has enough rows, and that every shard gets the same number of windows.
 
         Raises:
-            ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows of the
+            ConfigError: The snapshot has too few rows for a batch, or shards get different numbers of windows from the
                 last batch of the first epoch. (With different numbers, the mean over a shard without windows would be
                 NaN, and the windows of different shards would have unequal weights in a mean over shards.)
         """

@@ -202,7 +202,7 @@ class StreamMap:
     Args:
         chosen: The user's function and its options.
         arriving: The fields of a batch before the function.
-        replaced: ``replace_dtypes`` of the source. After a ``Map``, delivered dtypes equal stored dtypes.
+        replaced: The option ``replace_dtypes`` of the source. After a ``Map``, delivered dtypes equal stored dtypes.
         batch_dims: The number of batch axes, which precede the axes of a field.
 
     Raises:

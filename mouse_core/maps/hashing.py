@@ -327,7 +327,7 @@ def hash_to_int(hashes: Any) -> npt.NDArray[np.int64]:
     values.
 
     Args:
-        hashes: ``[n]`` or ``[n, k]``, of any dtype.
+        hashes: The values, an array ``[n]`` or ``[n, k]`` of any dtype.
 
     Returns:
         int64 ``[n]``; equal rows have the same integer.

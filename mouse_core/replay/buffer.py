@@ -754,12 +754,12 @@ class ReplayBuffer(BaseBuffer):
         """Write many rows.
 
         Args:
-            rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, for ``ndim=2`` ``[time, env, ...]``; or a list
+            rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, or ``[time, env, ...]`` for ``ndim=2``; a list
                 of rows; or another buffer, whose rows are copied in the order of writing. A tree may name its batch
                 axes, as a TensorDict can: with ``ndim=2`` the axis "time" may then have any position, and all other
                 batch axes count as environments.
-            names: The names of the batch axes, for ``ndim=2``, if the rows do not name them: ``("env", "time")``, or
-                ``("time", "env", "agent")``, where every agent of every environment is a stream.
+            names: The names of the batch axes, for ``ndim=2``, if the rows do not name these axes: for example
+                ``("env", "time")``. With ``("time", "env", "agent")``, every agent of every environment is a stream.
 
         Returns:
             The indices of the rows, int64 ``[n]``, -1 for rows that the writer did not keep. With ``ndim=2`` the shape
@@ -1272,7 +1272,8 @@ class ReplayBuffer(BaseBuffer):
         does not change.
 
         Args:
-            index: Integers of any shape, as ``append``, ``extend`` and batches return them.
+            index: Integers of any shape, such as the results of ``append`` and ``extend``, or the field ``index`` of a
+                batch.
 
         Returns:
             int64 of the same shape; -1 for a slot without a row.

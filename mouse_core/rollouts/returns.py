@@ -66,9 +66,10 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     transitions.pop("valid"); gae(**transitions, discount=0.99, lam=0.95)``.
 
     Args:
-        rewards: Floating ``[T+1, ...]``: the reward of the action that led to row t.
+        rewards: The rewards of the actions that led to each row, floating-point ``[T+1, ...]``.
         values: V of the observation in row t, ``[T+1, ...]``.
-        dones: Done codes (0 alive, 1 terminal, 2 truncated), ``[T+1, ...]``: whether row t is the last of its episode.
+        dones: The done code of each row, ``[T+1, ...]``: 0 if the episode continues, 1 if it terminates with the row, 2
+            if it is truncated.
 
     Returns:
         Transitions ``[T, ...]``.
@@ -255,7 +256,7 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
     ``jax.jit`` unrolls the loop to T copies of the operations; the functions of ``mouse_jax`` use a scan instead.
 
     Args:
-        terms, decays: ``[T, ...]``.
+        terms, decays: The arrays of terms and decays, ``[T, ...]``.
         last: The value x_T, ``[...]``.
 
     Returns:
@@ -293,7 +294,7 @@ def gae(
     (Schulman et al., "High-dimensional continuous control using generalized advantage estimation", ICLR 2016).
 
     Args:
-        rewards: Floating ``[T, ...]``.
+        rewards: The rewards, floating-point ``[T, ...]``.
         values: V, ``[T, ...]``.
         dones: Nonzero in the last row of an episode, ``[T, ...]`` of any dtype; 2 if a time limit ended the episode.
         last_values: V of the observations after the last row, ``[...]``.
@@ -506,7 +507,7 @@ def normalized(advantages: Array, *, eps: float = 1e-8, by_component: bool = Fal
     result is 0.
 
     Args:
-        advantages: Floating ``[...]``.
+        advantages: The advantages, floating-point ``[...]``.
         eps: The number that is added to std, so that the quotient is finite if all elements are equal.
         by_component: Whether mean and standard deviation are computed separately for each index of the last axis.
 

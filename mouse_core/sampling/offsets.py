@@ -166,7 +166,7 @@ def runs_of(offsets: Sequence[int]) -> tuple[npt.NDArray[np.int64], int]:
     """Split offsets into runs of equal length. Return the first offset of each run, and the length of a run.
 
     Offsets -4, -3, -2, -1, 0, 1 are one run of 6 offsets. Offsets -4, -3, 0, 1, 2, 3 are two and then four consecutive
-    offsets, so they become three runs of 2 offsets, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1
+    offsets, so the result is three runs of 2 offsets, which begin at -4, 0 and 2. Offsets -4, 0, 2 are three runs of 1
     offset.
     """
     breaks = [0, *(place for place, (one, next_) in enumerate(pairwise(offsets), 1) if next_ != one + 1), len(offsets)]
@@ -280,9 +280,9 @@ class OffsetRows(NamedTuple):
     Args:
         start: The first row of each run, int64 ``[runs]``.
         unit: The number of rows of a run.
-        target: Positions, among all rows that are read, of rows that are replaced, int64 ``[m]``, ascending.
+        target: Positions, among all rows that are read, of rows that are replaced, int64 ``[m]``, in ascending order.
         source: For each ``target``, the position of the row that replaces it, int64 ``[m]``.
-        missing: Positions of missing rows, int64 ``[n]``, ascending.
+        missing: Positions of missing rows, int64 ``[n]``, in ascending order.
         refused: A pair (position, error message) for each row that cannot be delivered, in ascending order of the
             positions.
     """

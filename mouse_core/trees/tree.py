@@ -214,9 +214,9 @@ class Tree:
     Vertices are ordered by their distance from the root, which is vertex 0; edges are ordered by their start vertex. A
     path is a tuple: for each vertex on the path, the index of the chosen edge among the edges that leave the vertex.
     ``(0, 2)`` is the first edge of the root, followed by the third edge of the next vertex. An observation is one
-    vertex even if several edges, and therefore several paths, lead to the observation. A path ends with an edge that
-    leads back to a vertex of the path, with an edge at which every episode terminated, or at a vertex without leaving
-    edges.
+    vertex even if several edges, and therefore several paths, lead to the observation. A path ends in three cases: with
+    an edge that leads back to a vertex of the path, with an edge with which every episode terminated, or at a vertex
+    that no edge leaves.
 
     ``Forest.get_tree`` creates a tree; later changes of the forest do not affect the tree.
 

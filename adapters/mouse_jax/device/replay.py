@@ -244,8 +244,8 @@ def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
         return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
 
     def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Map ``_note`` over many replays at once, because each replay has a different cursor, so a loop over rows
-        would need a separate scatter operation for every row.
+        """Map ``_note`` over many replays at once. A loop over rows would need a separate scatter operation for every
+        row, because each replay has a different cursor.
         """
         axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
         made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)

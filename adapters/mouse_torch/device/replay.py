@@ -55,8 +55,8 @@ class Replay(BufferModule):
             stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
             transforms that read the next rows, need this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
-        transform: Functions of a batch, applied in order: transforms of ``mouse_core.replay`` that draw no random
-            numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
+        transform: Functions that take and return a batch, applied in order: transforms of ``mouse_core.replay`` that
+            draw no random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
         alignment: "outgoing" if the action, reward and done of a row follow the row's observation, "arrived" if they
             led to the row's observation.
         priorities: The options of priorities: each row is drawn in proportion to a power of its priority, or each slice

@@ -84,7 +84,7 @@ class SumTree:
 
         Args:
             numbers: Indices, ``0 <= index < size``.
-            weights: Int64 ``[n]``, or one weight for all indices; not negative.
+            weights: Weights of at least 0, int64 ``[n]``; or one weight for all indices.
         """
         self._sums[0][numbers] = weights
         self._cumulative = None
@@ -389,8 +389,8 @@ class PrioritizedSampler(BaseSampler):
         Args:
             storage: The storage of the rows.
             index: The slots of the rows, integers of any shape, like the field ``index`` of a batch.
-            priority: Numbers of at least 0, of the same shape, optionally followed by axes of length 1; or one number
-                for each slice, ``[B]`` or ``[B, 1]``.
+            priority: Numbers of at least 0, in the shape of ``index``, optionally with further axes of length 1; or one
+                number for each slice, ``[B]`` or ``[B, 1]``.
 
         Raises:
             DataError: A priority is negative, not finite in float32, or above the limit for the capacity.

@@ -428,8 +428,8 @@ class StalenessSampler(BaseSampler):
 
     Args:
         max_staleness: The largest staleness of a row that may be drawn; None: no limit.
-        weight: A function from staleness, int64 ``[n]``, to weights of at least 0, ``[n]``, such as ``lambda age: 1 /
-            (age + 1)``; None: equal weights for all rows that are not too old.
+        weight: A function that takes the staleness of rows, int64 ``[n]``, and returns weights of at least 0, ``[n]``,
+            such as ``lambda age: 1 / (age + 1)``; None: all rows that are not too old have equal weights.
         version_key: The field with the version of the policy that collected the row, an integer.
 
     Attributes:

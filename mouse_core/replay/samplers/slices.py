@@ -251,7 +251,7 @@ class SliceSampler(SliceSampling):
             no complete slice left. The remaining steps of this episode, from the next position at which a slice can
             begin, are then a short slice, unless short episodes are left out.
         dilation: The distance between consecutive steps of a slice, in rows. With 4 steps and a dilation of 2, a slice
-            has the rows 0, 2, 4 and 6, and a complete slice needs an episode of 7 rows. The rows between these steps,
+            has the rows 0, 2, 4 and 6, so an episode needs 7 rows for a complete slice. The rows between these steps,
             with their rewards, are left out. Therefore a dilation above 1 in a buffer with ``NextView``, ``NStep``,
             ``HindsightRelabel`` or ``ReturnsToGo`` of slices ``[B, S]`` raises ConfigError.
         burn_in: The number of extra steps before a slice, from which a recurrent network computes its initial state.

@@ -71,8 +71,9 @@ class Powers:
 
     For ``x = 2**(e - 127) * m``, with m from 1 to below 2, the power of x is the power of ``2**(e - 127)`` times the
     power of m. The first power is ``2**(whole + part)``, computed with ``2**part`` as a factor and ``2**whole`` as a
-    shift. The second power is a polynomial. The upper 7 bits of the fraction of m choose a, b and c, the lower 16 bits
-    are t, and the value is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down to an integer.
+    shift. The second power is a polynomial. The upper 7 bits of the fraction of m select a, b and c, and the lower 16
+    bits are t. The value of the polynomial is ``a + (b + c * t / 2**16) * t / 2**16``, with each product rounded down
+    to an integer.
 
     Args:
         factors: For each e from 0 to 255, ``2**(30 + part)``, rounded to an integer; the element for e=0 is 0, because
@@ -135,9 +136,8 @@ def weights_of(bits: Any, tables: Powers, xp: Any = np) -> Any:
     """Return ``x ** alpha`` of float32 numbers in units of ``2**-24``, for arrays of NumPy and torch.
 
     A weight is an integer from 1 to ``tables.most``; only the number 0 has the weight 0. With alpha 0 all weights are
-    ``2**24``. For alpha up to 2 the error is at most a relative ``2**-27`` plus half a unit; for a larger alpha, a
-    relative ``2**-18`` plus half a unit. With alpha 1, the weight is the number itself, rounded to the nearest unit
-    (halves are rounded up).
+    ``2**24``. The error is at most half a unit plus a relative error of ``2**-27`` for alpha up to 2, or ``2**-18`` for
+    a larger alpha. With alpha 1, the weight is the number itself, rounded to the nearest unit (halves are rounded up).
 
     Args:
         bits: The bits of numbers of at least 0, int64 of any shape. Numbers below ``2**-126`` (subnormal, not supported

@@ -25,7 +25,7 @@ class Compose:
     """Applies transforms to batches in order; the inverses are applied to written rows in reverse order.
 
     A ``Compose`` is a transform. If single transitions are drawn and a transform needs the steps after each transition
-    (``reach``), the buffer also reads these steps, and they are removed after the last transform that needs them.
+    (``reach``), the buffer also reads these steps. The steps are removed after the last transform that needs the steps.
 
     Args:
         transforms: Callables from a batch to a batch.

@@ -186,8 +186,8 @@ def flat_flags(values: Array, steps: tuple[int, int], *, where: str, key: FieldK
 
 
 def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
-    """Return the fields that mark ends of episodes: ``done``, and ``terminated`` and ``truncated`` on the same
-    level.
+    """Return the fields that mark ends of episodes: ``done``, and the fields ``terminated`` and ``truncated`` on the
+    same level of nesting.
     """
     found: dict[str, FieldKey] = {}
     for name, path in (
@@ -202,8 +202,8 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
 
 
 def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
-    """Return the end code of each step, int8 ``[N, T]``: 0 if the episode does not end with the step, 1 if it
-    terminates, 2 if it is truncated.
+    """Return the end code of each step, int8 ``[N, T]``: 0 if the episode does not end with the step, 1 if the episode
+    terminates, 2 if the episode is truncated.
 
     ``done`` contains these codes, or is boolean. If ``done`` is boolean or missing, the fields ``terminated`` and
     ``truncated``, if present, determine the code; ``terminated`` takes precedence. If the trajectory number

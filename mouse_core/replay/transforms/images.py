@@ -296,8 +296,8 @@ def _bilinear(images: Array, height: int, width: int) -> Array:
 
 
 def _beside(images: Array, make: Callable[..., Array], old: int, new: int) -> Array:
-    """Return the resize table for an old and a new size, on the device of the images; torch computes the table on the
-    device, because a copy would block.
+    """Return the resize table for an old and a new size, on the device of the images. With torch, the table is computed
+    on the device, because a copy from the host would block.
     """
     if is_tensor(images) and not may_look(images):
         return make(old, new, namespace(images), device=images.device)

@@ -85,8 +85,8 @@ class HindsightRelabel:
             transitions get a new goal.
         takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
             ``NextView`` first.
-        horizon: In a buffer, the largest number of steps between a transition and its goal; None: up to the end of the
-            episode.
+        horizon: The largest number of steps between a transition and its goal, if a buffer draws the goals; None: goals
+            are drawn up to the end of the episode.
         goal, achieved, reward, done, mask: The names of the fields of the goal, the achieved goal, the reward, done and
             the mask; goals may be nested, as in ``("observation", "desired_goal")``.
 
@@ -294,8 +294,8 @@ class NextView:
       transition needs the next observation, so the transition is masked. The last step of a slice inside an episode is
       also masked.
     - From "arrived" rows (row t: observation t, and the action, reward and done that led to observation t), T rows
-      become T-1 transitions: observation t, and action, reward, done and observation of row t+1. No stored observation
-      is lost.
+      become T-1 transitions: each transition has the observation of row t, and the action, reward, done and observation
+      of row t+1. No stored observation is lost.
 
     The result has a field ``mask``, bool, which is True for complete transitions: exclude incomplete transitions from
     the loss. If a buffer draws single transitions, the result also consists of single transitions, because the buffer
@@ -546,8 +546,8 @@ class NStep:
 
 
 def _table(values: npt.NDArray[np.float64], beside: Array) -> Array:
-    """Return a table of numbers on the device of an array; torch computes the table on the device, because a copy would
-    block.
+    """Return a table of numbers on the device of an array. With torch, the table is computed on the device, because a
+    copy from the host would block.
     """
     xp, device = namespace(beside), device_of(beside)
     if not is_tensor(beside) or device.type == "cpu":
