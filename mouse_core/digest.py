@@ -1,9 +1,10 @@
-"""Digests of delivered batches; they are equal for every framework and for every division of the batches among ranks.
+"""Digests of delivered batches. The digests are equal for every framework, and for every division of the batches among
+ranks.
 
 A ``StreamDigest`` is the sum, modulo 2**128, of a hash for each row of each batch. The sum does not depend on the order
 of the rows, nor on which rank hashes a row. ``canonical`` defines which values of different dtypes are equal, and
-``whole_state`` joins the states of several ranks. Example: ranks 0 and 1 deliver rows 0..1 and 2..3 of a batch; their
-two digests add up to the digest of one process that delivers all four rows.
+``whole_state`` joins the states of several ranks. Example: ranks 0 and 1 deliver rows 0..1 and 2..3 of a batch; the sum
+of their two digests equals the digest of one process that delivers all four rows.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from mouse_core.errors import DataError, StateError
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert values to the narrowest dtype of the digest, little-endian, with the same bit pattern for every NaN.
 
-    Integers become int32 if all values of the array fit, else int64, else uint64. Floats become float32 if no value
-    changes, else float64.
+    Integers become int32 if int32 can represent all values of the array; otherwise int64 or, if necessary, uint64.
+    Floats become float32 if no value changes, else float64.
     """
     kind = values.dtype.kind
     if is_ml_float(values.dtype):
@@ -85,7 +86,7 @@ def host_array(values: Any) -> npt.NDArray[Any]:
 
 
 def make_one_nan(values: npt.NDArray[Any]) -> None:
-    """Overwrite every NaN, in place, with the same bit pattern."""
+    """Overwrite every NaN with the same bit pattern, in place."""
     # The minimum is NaN if any value is NaN; computing it is faster than testing each value.
     if values.size and np.isnan(values.min()):
         values[np.isnan(values)] = np.nan
@@ -210,8 +211,9 @@ def _sum_of_alike(
 
 
 def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
-    """Return this thread's layout for ``rows`` rows, and ``rows``. If no layout has room for this many rows, return
-    None and the number of rows that fit."""
+    """Return this thread's layout for ``rows`` rows, and ``rows``. If one layout has no room for
+    ``rows`` rows, return None and the number of rows that fit.
+    """
     kept: dict[tuple[_Kinds, int], _Layout] | None = getattr(_kept, "layouts", None)
     if kept is None:
         kept = _kept.layouts = {}
@@ -275,7 +277,7 @@ def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _loses(flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows in which float32 would lose information, bool ``[B]``."""
+    """Return a mask of the rows whose values float32 cannot represent exactly, bool ``[B]``."""
     with np.errstate(over="ignore", invalid="ignore"):
         # Converted back, because two arrays of one dtype are compared three times as fast.
         differs = flat.astype(np.float32).astype(flat.dtype) != flat
@@ -319,12 +321,12 @@ class StreamDigest:
 
     @classmethod
     def of(cls, index: int, batch: Any, first_row: int | Sequence[int] | npt.NDArray[np.int64] = 0) -> StreamDigest:
-        """Return the digest of one batch, or of one rank's share of it.
+        """Return the digest of one batch, or of one rank's share of a batch.
 
         Args:
             index: The index of the batch in the stream.
             batch: A mapping of names to arrays ``[B, ...]`` of any framework, possibly nested, or a tuple of several
-                views of this form. A single number or text in place of an array applies to every window.
+                views of this form. A single number or text in place of an array counts as the value of every window.
             first_row: The index of the first row in the whole batch; or an array with the index of each row. Rows with
                 a negative index, and rows after the end of the array, are left out.
 
@@ -385,7 +387,7 @@ class StreamDigest:
 def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the fields of a batch of any framework, nested fields too, by their paths as text, sorted by path.
 
-    A single value in place of an array, such as a temperature, applies to every window.
+    A single value in place of an array, such as a temperature, counts as the value of every window.
     """
     if type(batch) is dict and all(map(_is_plain, batch.values())) and set(map(type, batch)) == {str}:
         # Most batches are flat; the general case takes 3 us alone, and 20 us between the steps of a training.
@@ -401,7 +403,7 @@ def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def _is_plain(values: Any) -> bool:
-    """Whether a field is an array of plain numbers in NumPy's own memory."""
+    """Whether a field is a NumPy array of plain numbers."""
     return type(values) is np.ndarray and values.ndim > 0 and values.dtype.kind in "biuf"
 
 
@@ -412,7 +414,7 @@ def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
-    """Add the fields below ``path`` to ``found``, and add the paths of single values to ``ones``."""
+    """Add the fields that are nested under ``path`` to ``found``, and add the paths of single values to ``ones``."""
     if hasattr(tree, "keys"):  # a TensorDict is no Mapping
         for name in tree.keys():  # noqa: SIM118  and iterates over its rows
             _collect(tree[name], f"{path}/{_escaped(str(name))}", found, ones)
@@ -453,7 +455,7 @@ def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
 
 
 def _is_of_rows(array: npt.NDArray[Any]) -> bool:
-    """Whether an array contains Python objects as rows, or is a single text."""
+    """Whether an array contains one Python object per row, or is a single text."""
     return array.dtype.kind == "O" and (array.ndim > 0 or isinstance(array.item(), str | bytes))
 
 
@@ -494,11 +496,13 @@ def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
 
 
 def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
-    """Return the digest with which a rank continues: the digest of the whole stream on rank 0, else an empty digest.
+    """Return the digest with which a rank continues: on rank 0 the digest of the whole stream, on other ranks an empty
+    digest.
 
-    Only rank 0 continues the digest of one process, or the joined digest of all ranks (``whole_state``), so that the
-    sum over ranks counts this digest once. If the state has the digest of only one of several ranks, every rank starts
-    with an empty digest, because the other ranks may load either this state or their own states.
+    A state with the digest of one process, or with the joined digest of all ranks (``whole_state``), is continued only
+    by rank 0, so that the sum over ranks counts this digest once. If the state has the digest of only one of several
+    ranks, every rank starts with an empty digest, because the other ranks may load either this state or their own
+    states.
 
     Raises:
         StateError: The digest in the state is invalid.
@@ -513,9 +517,9 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
 def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the states of all ranks of a loader with ``digest=True`` into the state of one process.
 
-    The digest of the joined state covers the whole stream. All ranks of a run of any size can load the state: rank 0
-    continues its digest, and the other ranks start with an empty digest. So the digests of all ranks always add up to
-    the digest of the stream.
+    The digest of the joined state covers the whole stream. A run with any number of ranks can load the state on all
+    ranks: rank 0 continues the digest, and the other ranks start with an empty digest. So the digests of all ranks
+    always add up to the digest of the stream.
 
     Args:
         states: The states of all ranks, each once, in any order, taken at the same batch.

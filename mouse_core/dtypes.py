@@ -1,4 +1,4 @@
-"""Dtypes of numbers, bfloat16 and 8-bit floats included, and conversions that never lose a value silently."""
+"""Dtypes of numbers, including bfloat16 and 8-bit floats, and conversions that never change a value silently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_ml_float(dtype: np.dtype[Any]) -> bool:
 
 
 def number_kind(dtype: np.dtype[Any]) -> str:
-    """Return ``dtype.kind``, but "f" for bfloat16 and 8-bit floats."""
+    """Return ``dtype.kind``; for bfloat16 and 8-bit floats, return "f"."""
     return "f" if dtype.kind == "V" and is_ml_float(dtype) else dtype.kind
 
 
@@ -73,15 +73,17 @@ def array_like(array: Any, values: Any) -> Any:
 def is_tensor(values: Any) -> bool:
     """Whether a value is a torch tensor; torch is not imported for this check.
 
-    ``array_api_compat.is_torch_array`` gives the same result, but is cached, and ``torch.compile`` warns about cached
-    functions.
+    ``array_api_compat.is_torch_array`` gives the same result. But that function has a cache, and ``torch.compile``
+    warns about functions with a cache.
     """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def may_look(values: Any) -> bool:
-    """Whether reading the values of an array neither waits for a device nor breaks ``torch.compile``."""
+    """Whether the values of an array can be read without waiting for a device and without breaking
+    ``torch.compile``.
+    """
     if not is_tensor(values):
         return isinstance(values, np.ndarray | np.generic)
     torch: Any = sys.modules["torch"]
@@ -99,8 +101,9 @@ def _numpy_namespace() -> Any:
 
 
 def widest(xp: Any, name: str) -> Any:
-    """Return the dtype ``"float64"`` or ``"int64"`` of an array API. If the API lacks this dtype, as JAX without x64,
-    return the 32-bit dtype."""
+    """Return the dtype ``"float64"`` or ``"int64"`` of an array API. If the API lacks the dtype, as in JAX without x64,
+    return the dtype of 32 bits.
+    """
     if name not in xp.__array_namespace_info__().dtypes():
         name = name.replace("64", "32")
     return getattr(xp, name)
@@ -162,8 +165,7 @@ _HIDDEN = "expected a value, found a masked value (filled() replaces it)"
 
 
 def refuse_hidden(value: Any) -> None:
-    """Raise RowError if a masked array, or a masked array in a list, has masked values, because masked values are
-    missing data."""
+    """Raise RowError if a masked array, alone or in a list, has masked values; masked values are missing data."""
     if isinstance(value, np.ma.MaskedArray):
         if np.ma.is_masked(value):
             mask = np.ma.getmaskarray(value)
@@ -187,10 +189,11 @@ def is_arrow_kind(kind: type) -> bool:
 
 
 def arrow_to_numpy(values: Any, row: int | None = None) -> Any:
-    """Return a pyarrow array as a NumPy array (lists and texts as objects), and a scalar as an item of such an array.
+    """Convert a pyarrow array to a NumPy array, in which lists and texts are objects; convert a scalar to an item of
+    such an array.
 
-    NumPy's own conversion would crash the process if an offset is damaged, convert nulls to NaN, and convert texts to
-    numbers.
+    NumPy's own conversion is not used, because it crashes the process if an offset is damaged, and converts nulls to
+    NaN and texts to numbers.
 
     Args:
         values: An array, a chunked array or a scalar.
@@ -269,7 +272,7 @@ def is_lossless(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
 
 
 def is_beyond_floats(array: npt.NDArray[Any]) -> bool:
-    """Whether an array has integers beyond 2**53, where float64 no longer represents every integer."""
+    """Whether an array has integers beyond 2**53; float64 cannot represent all of these integers."""
     return bool(array.size) and (int(array.max()) > _EXACT or int(array.min()) < -_EXACT)
 
 
@@ -297,7 +300,7 @@ def check_exact_items(items: Any) -> None:
 
 
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return ``array`` in ``dtype``; the same object if it has this dtype.
+    """Return ``array`` converted to ``dtype``; an array that already has this dtype is returned itself.
 
     Conversions to floats narrower than float64 round values. All other conversions preserve every value or raise an
     error.
@@ -325,7 +328,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return numbers rounded to a float dtype that may be narrower; see ``convert``."""
+    """Return numbers rounded to a float dtype, which can be narrower than the dtype of the numbers; see ``convert``."""
     if array.dtype.kind in "iu":
         check_exact(array)
     largest = largest_of(dtype)
@@ -339,8 +342,9 @@ def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
 
 
 def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return numbers in an integer or boolean dtype, which possibly cannot represent all of the numbers; see
-    ``convert``."""
+    """Convert numbers to an integer or boolean dtype; raise RowError if the dtype cannot represent a number. See
+    ``convert``.
+    """
     if dtype.kind == "b":
         lowest, highest = 0, 1
     else:

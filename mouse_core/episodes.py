@@ -1,8 +1,9 @@
-"""Episode index: where episodes begin and end in streams of time steps, and which windows lie in them.
+"""The episode index, which records where episodes begin and end in streams of time steps, and which windows lie in each
+episode.
 
-A store has one stream, whose steps are never overwritten. A replay buffer has one stream for each environment, and its
-ring overwrites the oldest steps when new steps are added. Both use the same ``EpisodeIndex``, which records the
-episodes while rows are added, and never searches the rows.
+A store has one stream, whose steps are never overwritten. A replay buffer has one stream for each environment, and the
+ring of the buffer overwrites the oldest steps when new steps are added. Both use the same ``EpisodeIndex``, which
+records the episodes while rows are added, and never searches the rows.
 
 A ``WindowRule`` determines the windows of an episode from its number of steps. A ``WindowView`` gives every window of
 all episodes an index, its rank: a sampler draws a rank from ``0 .. count - 1``, and a binary search finds the window
@@ -39,8 +40,8 @@ def step_begins(
     times: npt.NDArray[Any] | None = None,
     time_before: Any = -1,
 ) -> Bools:
-    """Return whether each step begins an episode: True if the previous step ends an episode or has another id, or if
-    the time restarts.
+    """Return whether each step begins an episode: True if the previous step ends an episode, if the previous step has
+    another id, or if the time restarts.
 
     Three examples: for ``ends`` False, True, False, the result is False, False, True (or True, False, True if
     ``end_before`` is True); for ``ids`` 4, 4, 7, the result is False, False, True; and for ``times`` 3, 0, 1, the
@@ -75,10 +76,10 @@ def step_begins(
 def sums_by_episode(
     begins: Bools, values: npt.NDArray[Any], open_sum: Any, open_steps: int
 ) -> tuple[npt.NDArray[Any], Int64s]:
-    """Sum the values of each episode in a block of steps, which follows earlier blocks.
+    """Sum the values of each episode in a block of steps; the block continues earlier blocks.
 
-    Example: an open episode has 2 steps with the sum 10. The next values are 1, 2, 3, and the last begins an episode.
-    The sums are 13 (of 4 steps) and 3 (of 1 step).
+    Example: an open episode has 2 steps with the sum 10. The values of the block are 1, 2, 3, and the step with value 3
+    begins an episode. The sums are 10 + 1 + 2 = 13 (of 4 steps) and 3 (of 1 step).
 
     Args:
         begins: Mask of the steps that begin an episode, ``[n]``, with at least one step.
@@ -121,14 +122,14 @@ class WindowRule:
         right: Largest number of steps of a window that lie after the episode.
         strict: Whether episodes of fewer than L steps have no windows. Otherwise, the windows of such an episode are as
             long as the episode.
-        tiled: Whether windows lie side by side from the episode's first step on; otherwise a window begins at every
-            step.
-        before, behind: Number of steps at an episode's beginning and end that are in no window. With ``before=1``, the
-            episode of 5 steps has windows of 3 steps that begin at steps 1 and 2.
-        every: Use only each ``every``-th window, starting with the first: with 2, the windows that begin at steps 0 and
-            2. If the first steps of an episode were overwritten, the selection among its other windows is unchanged. If
-            fewer than L steps are left and ``strict`` is False, the episode has one window, at the first selected step
-            that still exists.
+        tiled: Whether windows follow each other without overlap, from the episode's first step on; otherwise a window
+            begins at every step.
+        before, behind: How many steps at an episode's beginning, and at its end, belong to no window. With
+            ``before=1``, the episode of 5 steps has windows of 3 steps that begin at steps 1 and 2.
+        every: Use only each ``every``-th window of an episode, starting with the first window. For example, 2 selects
+            the windows that begin at steps 0 and 2. If the first steps of an episode were overwritten, the selection
+            among its other windows is unchanged. If fewer than L steps are left and ``strict`` is False, the episode
+            has one window, at the first selected step that still exists.
     """
 
     length: int
@@ -177,7 +178,7 @@ class WindowRule:
         return -(self._lead(steps + lost) + lost - self._lead(steps)) % self.every
 
     def has_any(self, steps: Int64s, lost: Int64s | int = 0) -> Int64s:
-        """Return 1 where episodes of ``steps`` steps have a window, else 0."""
+        """Return 1 for each episode of ``steps`` steps that has a window, and 0 for other episodes."""
         return (self.count(steps, lost) > 0).astype(np.int64)
 
     def starts(self, begin: Int64s, end: Int64s, number: Int64s, lost: Int64s | int = 0) -> Int64s:
@@ -225,10 +226,10 @@ class Windows(NamedTuple):
 class EpisodeIndex:
     """The episodes in the streams of time steps of several environments.
 
-    Every environment is a stream of steps ``0, 1, 2, ...``, and its newest ``steps`` steps exist. An episode is a run
-    of steps from its start up to the start of the next episode. A table ``[environments, columns]`` contains the starts
-    of the existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new steps;
-    overwritten episodes are removed when the table needs room.
+    Every environment has a stream of steps ``0, 1, 2, ...``, of which the newest ``steps`` steps exist. An episode is a
+    run of steps from its start up to the start of the next episode. A table ``[environments, columns]`` contains the
+    starts of the existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new
+    steps; overwritten episodes are removed when the table needs room.
 
     Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
     environments, step 298 of environment 1 lies in slot 98 * 2 + 1 = 197.
@@ -279,7 +280,7 @@ class EpisodeIndex:
         return index
 
     def _unfilled(self) -> Int64s:
-        """Return an empty table: each entry is larger than the index of any step of its environment."""
+        """Return an empty table, in which each entry is larger than the index of any step of its environment."""
         return np.repeat((self._spans + (SPAN - 1))[:, None], self._room, axis=1)
 
     # ------------------------------------------------------------------ reading
@@ -307,8 +308,9 @@ class EpisodeIndex:
         return int((end - begin).max(initial=0))
 
     def episode_of(self, step: Int64s, env: Int64s | int = 0) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the start (even if overwritten), the end and the id of each step's episode, in the shape of
-        ``step``."""
+        """Return the start, the end and the id of each step's episode, in the shape of ``step``; the step at the start
+        can be overwritten already.
+        """
         column = self._search.find(step) if self._search is not None else self._column(step, env)
         return *self._bounds(env, column), self._ids[env, column]
 
@@ -336,7 +338,7 @@ class EpisodeIndex:
         return first
 
     def _bounds(self, env: Int64s | int, column: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first step (even if overwritten) of each episode, and the step after the last step."""
+        """Return the first step of each episode, which can be overwritten already, and the step after the last step."""
         at: Any = 0 if self.num_envs == 1 else env
         flat, place, spans = self._begins.reshape(-1), at * self._room + column, self._spans[at]
         begin = flat[place] - spans
@@ -388,7 +390,9 @@ class EpisodeIndex:
         self.end += n
 
     def begin_earlier(self, begins: Int64s) -> None:
-        """Set the start of each environment's oldest episode to a step that is already overwritten, ``[E]``."""
+        """Set the start of each environment's oldest episode to the given steps, ``[E]``, which are already
+        overwritten.
+        """
         self._begins[self._envs, self._oldest()] = begins + self._spans
         self._base = min(self._base, int(begins.min()))
 
@@ -412,7 +416,7 @@ class EpisodeIndex:
         self.end += 1
 
     def _make_room(self, wanted: int, more: Int64s) -> None:
-        """Remove overwritten episodes, and widen the table if the table is still more than half full."""
+        """Remove overwritten episodes; if the table is still more than half full, add columns to the table."""
         if wanted <= self._room:
             return
         first = self._oldest()
@@ -535,8 +539,8 @@ class WindowView:
 
 
 class _RunningCounts:
-    """Counts of the windows (or of the episodes with windows) before each episode. A search in these counts finds the
-    episode of the window with a given rank.
+    """For each episode, counts how many windows (or how many episodes with windows) lie before it. A search in these
+    counts finds the episode of the window with a given rank.
 
     The windows of an episode are counted once, when the episode has ended. The windows of the oldest and of the newest
     episode are counted again after steps were added, because steps of the oldest episode can be overwritten, and the
@@ -549,7 +553,8 @@ class _RunningCounts:
 
     Args:
         table: The index of the episodes.
-        count: The function that returns the number of windows of each episode, given its steps and its lost steps.
+        count: The function that returns the number of windows of each episode; its arguments are how many steps of the
+            episode exist, and how many were overwritten.
     """
 
     def __init__(self, table: EpisodeIndex, count: Callable[..., Int64s]) -> None:
@@ -639,8 +644,8 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class SortedSearch:
-    """For each of many values, finds the last number of a sorted array that is not larger than the value. The search is
-    several times as fast as a binary search.
+    """For each of many values, finds the last number in a sorted array that is not larger than the value; several times
+    as fast as a binary search.
 
     Example: the numbers 0, 3, 5 with ``end`` 12 have buckets of 2. The last number not larger than 0, 2, 4, 6, 8, 10
     has the position 0, 0, 1, 2, 2, 2. The value 5 lies in the bucket of 4, so its position is at least 1; the number at

@@ -1,5 +1,5 @@
-"""The errors of this library. All errors derive from ``MouseError``, and each is also a subclass of the built-in error
-that fits it best.
+"""The errors of this library. All errors derive from ``MouseError``, and each error also derives from the built-in
+error that fits best.
 
 Every message states the expected value, the found value, and the position (field, row, file).
 """
@@ -25,7 +25,9 @@ class MouseError(Exception):
 
 
 class ConfigError(MouseError, ValueError):
-    """An argument is invalid: an unknown name, a number out of range, or arguments that exclude each other."""
+    """An argument is invalid: for example, a name is unknown, a number is out of range, or two arguments exclude each
+    other.
+    """
 
 
 class SpecIndexError(ConfigError, IndexError):
@@ -76,7 +78,7 @@ class ForkError(MouseError, RuntimeError):
 
 
 class WorkerError(MouseError, RuntimeError):
-    """Computing a batch failed; the cause is chained, and the same error is raised on every later call."""
+    """Computing a batch failed. The cause is chained, and every later call raises the same error."""
 
 
 class EpisodeError(DataError):
@@ -97,7 +99,9 @@ class RolloutFullError(RolloutError, OverflowError):
 
 
 class StorageError(MouseError, OSError):
-    """A file could not be written or read, as with a full disk or no permission; the system's error is chained."""
+    """A file could not be written or read, for example because the disk is full or a permission is missing; the
+    system's error is chained.
+    """
 
 
 class TimedOutError(MouseError, TimeoutError):

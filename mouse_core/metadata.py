@@ -1,4 +1,4 @@
-"""Metadata of datasets, and how Arrow files, Parquet files and ``datasets`` store the metadata.
+"""Metadata of datasets, and the places where Arrow files, Parquet files and ``datasets`` store the metadata.
 
 The metadata is a text, ``mouse_data: {"version": 1, ...}``. The text is stored in several places, because each place
 survives different operations:
@@ -46,8 +46,9 @@ _MOST_RECORDING, _MOST_VIDEOS = 1 << 20, 1 << 20
 
 
 class _Described:
-    """Base class of immutable metadata; two objects are equal if their JSON is equal, where NaN counts as equal to
-    NaN."""
+    """Base class of immutable metadata. Two objects are equal if their JSON is equal; in this comparison, NaN equals
+    NaN.
+    """
 
     def __eq__(self, other: object) -> bool:
         return _text(self) == _text(other) if type(other) is type(self) else NotImplemented
@@ -67,9 +68,9 @@ class Recording(_Described):
     Args:
         environment: The environment's id, such as "LunarLander-v3".
         policy: Description of the policy.
-        spec: JSON to create the environment again: for gymnasium, the content of ``EnvSpec.to_json``.
-        observation_space, action_space: The specs of an observation and an action, as ``mouse_core.spec.from_json``
-            takes them.
+        spec: JSON from which the environment can be created again; for gymnasium, the content of ``EnvSpec.to_json``.
+        observation_space, action_space: The specs of an observation and of an action, in the form that
+            ``mouse_core.spec.from_json`` accepts.
         versions: Versions of packages by name.
 
     Raises:
@@ -107,18 +108,19 @@ class DatasetMetadata(_Described):
 
     Args:
         alignment: The transition that a row's action, reward and done belong to: "arrived" or "outgoing".
-        environments: Names of the environments that the steps were recorded in.
+        environments: Names of the environments in which the steps were recorded.
         tasks: A dict from the task index that rows contain to the text of the task.
         fields: Additional fields, and fields that replace standard fields.
         max_action_dim: Number of actions A, or the width of action vectors.
-        max_obs_continuous_dim: Width C of observations.
+        max_obs_continuous_dim: Width C of observation vectors.
         recordings: How recorders recorded the steps; duplicates are removed.
         spec: Allowed values of columns: a ``mouse_core.spec.Composite``, or a dict from column to array spec.
         videos: The video files, to which frames refer by position in this list. Each item is a pair: the path below the
             dataset's folder, and the digest of the file's index (``mouse_core.video.VideoIndex``).
         dimensions: Names of a column's dimensions, by column: ``{"action": ["elbow", "wrist"]}``.
-        frames_per_second: Steps recorded per second; several numbers if parts of the dataset have different rates.
-        robots: Names of the robots that the steps were recorded with.
+        frames_per_second: How many steps per second were recorded; several numbers if parts of the dataset have
+            different rates.
+        robots: Names of the robots with which the steps were recorded.
         layout: How columns are delivered by default: "stored", or None for "mouse"; see ``mouse_core.BatchSource``.
 
     Raises:
@@ -202,14 +204,14 @@ class DatasetMetadata(_Described):
 def joined(parts: Iterable[tuple[str, DatasetMetadata]], *, have_rows: bool = False) -> DatasetMetadata:
     """Return the metadata of a dataset from the metadata of its parts.
 
-    If only some parts have an attribute, the joined dataset has it too. If parts have different specs of a column, for
-    example from two environments, the joined spec has only dtype and shape.
+    If at least one part has an attribute, the joined dataset has the attribute. If parts have different specs of a
+    column, for example from two environments, the joined spec has only dtype and shape.
 
     Args:
         parts: The name of each part, for messages, and its metadata.
-        have_rows: Whether each part has rows. The rows of a part without alignment are assumed to be "arrived". If such
-            a part has rows and another part has "outgoing", SchemaError is raised; otherwise, the joined dataset has no
-            alignment.
+        have_rows: Whether each part has rows. If a part states no alignment, its rows are assumed to be "arrived". If
+            such a part has rows and another part is "outgoing", SchemaError is raised; otherwise, the joined dataset
+            states no alignment.
 
     Raises:
         SchemaError: Two parts contradict each other.
@@ -329,7 +331,7 @@ HUGGINGFACE = b"huggingface"
 
 
 def features_in(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the features of columns by name."""
+    """Return the ``datasets`` features of columns by name, from the metadata of a schema."""
     try:
         features = json.loads(metadata.get(HUGGINGFACE, b"{}"))["info"]["features"].items()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -396,7 +398,7 @@ def _feature_of(data_type: pa.DataType) -> dict[str, Any] | None:
 
 
 def _texts(metadata: DatasetMetadata, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the text of metadata to store in the feature of each column that carries metadata."""
+    """Return, for each column whose feature stores metadata, the text of the metadata."""
     names = list(names)
     carriers = [name for name in _CARRIERS if name in names] or names[:1]
     parts = (metadata, DatasetMetadata(metadata.alignment))
@@ -452,7 +454,7 @@ def _text(item: Any) -> str:
 
 
 def _attributes(kind: type[Any], content: Any, label: str) -> dict[str, Any]:
-    """Return the attributes in a JSON object of ``_content``; raise DataError for unknown attributes."""
+    """Return the attributes in a JSON object that ``_content`` returned; raise DataError for unknown attributes."""
     names = {item.name for item in dataclasses.fields(kind)} - {"decoder"}
     if not isinstance(content, Mapping) or not content.keys() <= names:
         raise DataError(f"{label}: expected attributes among {sorted(names)}, found {content!r:.200}")
@@ -460,7 +462,7 @@ def _attributes(kind: type[Any], content: Any, label: str) -> dict[str, Any]:
 
 
 def _field_from_json(content: Any) -> Field:
-    """Return the field of a JSON object.
+    """Return the field that a JSON object describes.
 
     Raises:
         DataError: An attribute is unknown, or a step is too wide.
@@ -540,8 +542,8 @@ def _check_spec(given: Any) -> Any:
 def _joined_specs(specs: Sequence[Any]) -> Any:
     """Return the joined specs of the columns of several parts.
 
-    A column with different specs gets a wider spec: all numbers of the common dtype and shape, or any objects. If the
-    joined column had no spec, a later join would apply one part's spec to all rows.
+    If the specs of a column differ, the column gets a wider spec: all numbers of the common dtype and shape, or any
+    objects. If the column got no spec, a later join would apply the spec of one part to all rows.
     """
     columns: dict[str, list[Any]] = {}
     for spec in specs:

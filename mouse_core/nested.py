@@ -6,7 +6,7 @@ node:
 - a dict, whose children have its keys as names;
 - a named tuple, whose children have the names of its fields;
 - a tuple, whose children have their positions as names;
-- a list that contains an array of one or more axes, or another node, at any depth. Other lists, such as lists of
+- a list that contains, at any depth, an array of one or more axes or another node. Other lists, such as lists of
   numbers or texts, are leaves;
 - None, which has no children.
 
@@ -174,7 +174,7 @@ Structure = Any
 
 
 def structure_of(tree: Any, path: _Path = (), *, leaf: Callable[[Any], bool] | None = None) -> Structure:
-    """Return the tree with the leaf's name in place of every leaf; ``leaf`` as in ``flatten``."""
+    """Return the tree in which each leaf is replaced by the leaf's name; see ``flatten`` for ``leaf``."""
     if not is_node(tree) or (leaf is not None and leaf(tree)):
         return Leaf(key_of(path))
     return rebuilt(tree, [structure_of(child, (*path, name), leaf=leaf) for name, child in children_of(tree)])
@@ -223,8 +223,8 @@ def structure_to_json(structure: Structure) -> Any:
 def structure_from_json(value: Any) -> Structure:
     """Return the structure from the result of ``structure_to_json``.
 
-    A named tuple becomes an instance of a new class with the same name and fields (see ``named_tuple``), because the
-    data must not decide which classes are imported.
+    A named tuple becomes an instance of a new class with the same name and fields (see ``named_tuple``). The original
+    class is not imported, because the data must not decide which modules are imported.
     """
     if value is None:
         return None
@@ -260,7 +260,7 @@ def is_like(structure: Structure, other: Structure) -> bool:
 
 
 def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a new tree whose leaves are ``change(leaf)``."""
+    """Return a new tree, in which each leaf is replaced by ``change(leaf)``."""
     if type(tree) is dict:
         return {name: map_tree(change, child) for name, child in tree.items()}
     if not is_node(tree):
@@ -271,8 +271,8 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
 def opened(rows: Any, lead: int, ragged: Collection[FieldKey] = (), lists: Collection[_Path] = ()) -> Any:
     """Return rows in which every list is either a node or a leaf.
 
-    Dataclasses become dicts. A list of rows of different lengths becomes an array of objects. A list counts as a list
-    of such rows if its field is in ``ragged``, or if its arrays differ only in the length of their first axis.
+    Dataclasses become dicts. A list of rows of different lengths becomes an array of objects. A list is treated as rows
+    of different lengths if its field is in ``ragged``, or if its arrays differ only in the length of their first axis.
 
     Args:
         rows: A tree of rows.
@@ -295,12 +295,12 @@ def lists_of(structure: Structure, path: _Path = ()) -> set[_Path]:
 
 
 def _is_flat(tree: Any) -> bool:
-    """Whether a tree is a dict of arrays, numbers and texts, as most rows are."""
+    """Whether a tree is a dict of arrays, numbers and texts, without nested nodes, as most rows are."""
     return type(tree) is dict and bool(tree) and _FLAT.issuperset(map(type, tree.values()))
 
 
 def _is_plain(tree: Any) -> bool:
-    """Whether a tree is a dict of arrays, numbers, texts and such dicts."""
+    """Whether a tree is a dict whose values are arrays, numbers, texts or, at any depth, dicts of the same kind."""
     if type(tree) is not dict:
         return False
     others = [child for child in tree.values() if type(child) not in _FLAT]
@@ -348,7 +348,9 @@ def _as_rows(leaf: Any, path: _Path) -> Any:
 
 
 def _differ(items: list[Any], lead: int) -> bool:
-    """Whether the arrays in a list, or in its lists, differ only in length (the first axis), as in a ragged field."""
+    """Whether the arrays in a list, or in its nested lists, differ only in length (the first axis), as in a ragged
+    field.
+    """
     values = items
     for _ in range(lead - 1):
         if not all(isinstance(item, list) for item in values):
@@ -398,7 +400,8 @@ def copied(tree: Any, within: tuple[int, ...] = ()) -> Any:
 
     Args:
         tree: Nested dicts, lists, tuples and dataclasses.
-        within: The ``id`` of each enclosing dataclass, so that a dataclass that contains itself is copied once.
+        within: The Python ``id`` of each enclosing dataclass, with which a dataclass that contains itself is copied
+            only once.
     """
     kind = type(tree)
     if kind in _PLAIN:
@@ -434,14 +437,16 @@ def is_varying(leaf: Any) -> bool:
 
 
 def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an object array of texts as a text array, which NumPy compares faster; any other array unchanged."""
+    """Convert an object array of texts to a text array, which NumPy compares faster; return any other array
+    unchanged.
+    """
     if is_varying(values) and all(isinstance(value, str) for value in values.reshape(-1)):
         return values.astype(str)
     return values
 
 
 def as_lists(batch: Any) -> Any:
-    """Return a batch in which object arrays are lists."""
+    """Return a batch in which object arrays are converted to lists."""
     # In most batches every field is a plain array; testing each field for Mapping would take longer than all else.
     if type(batch) is dict:
         for leaf in batch.values():
@@ -504,7 +509,8 @@ def stack(items: Sequence[Any], join: Callable[[FieldKey, list[Any]], Any] | Non
 
 
 def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
-    """Stack a field's leaves of several rows into one array; an array of objects if the leaves have different lengths.
+    """Stack the leaves of one field in several rows into one array; if the leaves have different lengths, the array
+    contains objects.
 
     Python numbers and texts stay a list, because the storage decides their dtype.
     """
@@ -538,7 +544,7 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
 
 
 def _check_alike(key: FieldKey, leaves: list[Any]) -> None:
-    """Raise SchemaError if the leaves contain both booleans and numbers."""
+    """Raise SchemaError if some of the leaves are booleans and others are numbers."""
     if len({np.asarray(leaf).dtype.kind == "b" for leaf in leaves if not isinstance(leaf, list)}) > 1:
         raise SchemaError(f"rows: field {key!r}: expected all numbers or all booleans, found both")
 
@@ -549,7 +555,7 @@ def is_weak(leaf: Any) -> bool:
 
 
 def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
-    """Return a leaf as an array of ``dtype``.
+    """Convert a leaf to an array of ``dtype``.
 
     Raises:
         SchemaError: The leaf has another dtype, or is not an array of numbers or text.

@@ -2,12 +2,13 @@
 
 The bits come from Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as NumPy
 implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn without
-drawing the batches before it. Only raw 64-bit outputs are used. Methods of ``Generator`` are not used, because NumPy
-can change their streams between versions; only functions of the user receive a ``Generator``.
+drawing the batches before it. Only the generator's raw 64-bit outputs are used. The methods of
+``numpy.random.Generator`` are not used, because NumPy can change their results between versions; only functions of the
+user receive a ``Generator``.
 
-Numbers that are computed from the bits are also the same on every machine. Logarithms, sines and powers of NumPy and of
-the C library differ in their last bit between processors. So only sums, products, quotients and square roots are used,
-whose rounding IEEE 754 defines.
+Numbers that are computed from the bits are also the same on every machine. The logarithms, sines and powers that NumPy
+and the C library compute can differ in the last bit between processors. So only sums, products, quotients and square
+roots are used, because IEEE 754 defines how these are rounded.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Key:
         seed: The user's seed, in ``[0, 2**64)``.
         purpose: The purpose of the numbers.
         index: An index in ``[0, 2**64)``, usually the index of a batch.
-        call: Distinguishes several draws for one index, in ``[0, 2**64)``.
+        call: A number in ``[0, 2**64)`` that distinguishes several draws for the same index.
     """
 
     seed: int
@@ -104,10 +105,10 @@ class Key:
         return drawn
 
     def generator(self) -> np.random.Generator:
-        """Return a new generator that draws from the words of ``bits``, for functions of the user.
+        """Return a new generator for functions of the user; the generator draws from the words that ``bits`` returns.
 
-        The words never change, but methods of ``numpy.random.Generator`` can return other results in other versions of
-        NumPy.
+        The words are the same in every version of NumPy, but the methods of ``numpy.random.Generator`` can compute
+        other results from the words in other versions.
         """
         # With only ``key=``, NumPy would request entropy from the system, which is slow and would make
         # ``Generator.spawn`` random.
@@ -148,7 +149,7 @@ class _KeyWords:
         self._words = np.array(words, np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
-        """Return the words of the key; NumPy requests exactly as many words as the key has."""
+        """Return the words of the key. NumPy requests exactly the number of words that the key has."""
         return self._words
 
 
@@ -187,7 +188,7 @@ def as_normal(uniform: Any, other: Any, *, xp: Any = np) -> Any:
     """Convert each pair of numbers uniform on ``[0, 1)`` to a standard normal number; the results are equal on every
     machine.
 
-    The result is the first of the two numbers of Box and Muller (1958), ``sqrt(-2 log(1 - uniform)) * cos(2 pi
+    The result is the first of the two numbers that Box and Muller (1958) define, ``sqrt(-2 log(1 - uniform)) * cos(2 pi
     other)``, with an error up to ``1e-15``.
 
     Args:
@@ -221,7 +222,9 @@ _SINE = _of_sine()
 
 
 def _kept_generator() -> tuple[np.random.Philox, dict[str, Any]]:
-    """Return this thread's Philox generator and a state dict to write to; every draw sets the state anew."""
+    """Return this thread's Philox generator, and a state dict that the caller overwrites; every draw first sets the
+    state of the generator.
+    """
     try:
         kept: tuple[np.random.Philox, dict[str, Any]] = _scratch.philox
     except AttributeError:
@@ -279,8 +282,8 @@ class Order:
 class Orders:
     """Many seeded permutations, computed element by element; permutation k reorders ``range(sizes[k])``.
 
-    Each permutation is the Feistel network of ``Order`` on a small grid, and k is a further input of the hash. Among
-    many permutations of a few elements, all orders are equally frequent, up to about 2%.
+    Each permutation is computed by the Feistel network of ``Order`` on a small grid; k is an additional input of the
+    hash. Among many permutations of a few elements, the frequencies of the possible orders differ by at most about 2%.
 
     Args:
         key: The common key of the permutations.
@@ -296,8 +299,8 @@ class Orders:
 
         Args:
             numbers: The index k of each permutation, int64 ``[n]``, in ``[0, 2**40)``.
-            sizes: Number of elements of each permutation, int64 ``[n]``, from 1; a permutation always has the same
-                size.
+            sizes: Number of elements of each permutation, int64 ``[n]``, at least 1. For one index k, the number must
+                be the same in all calls.
             positions: Int64 ``[n]``, each in ``[0, sizes)``.
         """
         moved = self._network(numbers, sizes, positions)
@@ -328,7 +331,7 @@ def _below(words: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.N
 
 
 def _wrapped(numbers: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return numbers in ``[0, 2 * high)`` modulo ``high``."""
+    """Return the remainder modulo ``high`` of numbers in ``[0, 2 * high)``."""
     return np.where(numbers >= high, numbers - high, numbers)
 
 

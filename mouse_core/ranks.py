@@ -56,9 +56,9 @@ class Ranks:
     Args:
         rank: The index of this process, from 0.
         count: Number of processes.
-        found_in: Source of these numbers, for messages.
-        board: The board on which loaders check that the processes agree; None: no check.
-        process: Id of the process that has this rank; worker processes of this process store no notes.
+        found_in: Name of the framework or other source from which ``rank`` and ``count`` come, for messages.
+        board: The board on which loaders exchange notes, to check that the processes agree; None: no check.
+        process: Id of the process that has this rank. The worker processes of this process store no notes.
 
     Raises:
         ConfigError: ``rank`` is not in ``[0, count)``.
@@ -92,9 +92,10 @@ Uneven = Literal["refuse", "pad"]
 def find_ranks(first: str = "torch") -> Ranks:
     """Return the rank of this process and the number of processes, as the launcher or framework states them.
 
-    The sources are tried in this order, but ``first`` before all others: "torch" (``torch.distributed``, if
-    initialised), "accelerate" (Accelerate's state), "jax" (``jax.distributed``, if initialised) and "environment" (the
-    variables RANK and WORLD_SIZE, as torchrun sets them). If no source has ranks, the result is rank 0 of 1 process.
+    The source ``first`` is tried before all others; then the sources are tried in this order: "torch"
+    (``torch.distributed``, if initialised), "accelerate" (Accelerate's state), "jax" (``jax.distributed``, if
+    initialised) and "environment" (the variables RANK and WORLD_SIZE, as torchrun sets them). If no source has ranks,
+    the result is rank 0 of 1 process.
 
     Args:
         first: The source to try first; a framework's loader names its own framework.
@@ -110,7 +111,9 @@ def find_ranks(first: str = "torch") -> Ranks:
 
 
 def ranks_of(shard: Any) -> Ranks | None:
-    """Return the ranks of the shard "auto", or a ``Ranks`` unchanged; None for a pair of numbers."""
+    """Return the ranks that the shard "auto" stands for; return a ``Ranks`` unchanged, and None for a pair of
+    numbers.
+    """
     if isinstance(shard, tuple | list):
         return None
     if isinstance(shard, str) and shard == "auto":
@@ -119,8 +122,9 @@ def ranks_of(shard: Any) -> Ranks | None:
 
 
 def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
-    """Return ``shard`` as a pair; raise ConfigError if the pair is invalid, or if the number of shards must divide the
-    batch size and does not."""
+    """Return ``shard`` as a pair. Raise ConfigError if the pair is invalid, or if the batch size must be a multiple of
+    the number of shards and is not.
+    """
     if uneven not in ("refuse", "pad"):
         raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
     try:
@@ -138,7 +142,9 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
 
 
 def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) -> None:
-    """Raise ConfigError if the shards must divide batch ``index`` of ``size`` windows evenly and do not."""
+    """Raise ConfigError if batch ``index`` must be divided evenly, but its ``size`` windows are not a multiple of the
+    number of shards.
+    """
     count = shard[1]
     if size % count and uneven == "refuse":
         raise ConfigError(
@@ -149,12 +155,13 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
 
 
 def check_sharded_once(shard: tuple[int, int]) -> None:
-    """Raise an error if the source is a shard already, and a caller on the stack divides it among processes again.
+    """Raise an error if the source is a shard already, and a caller on the stack divides the source among processes
+    again.
 
     Fabric replaces the sampler of a DataLoader by a sampler that gives each process every ``count``-th index.
     Accelerate does the same, or distributes the batches that the first process reads. If the source is a shard already,
-    a part of the data is then never read. The requested indices do not show this error. But such samplers request the
-    length of the source first; at this request, this function searches the call stack for the classes of such samplers.
+    a part of the data is then never read. The requested indices do not reveal this mistake. But such a sampler first
+    requests the length of the source, and this function then searches the call stack for the classes of such samplers.
 
     Raises:
         ConfigError: A class on the stack divides the shard again.
@@ -227,7 +234,7 @@ _ASKED: dict[str, Callable[[], Ranks | None]] = {
 class _TorchBoard:
     """The key-value store of a torch process group as a ``Board``; storing a note takes 5 us.
 
-    With a static rendezvous, the store and its notes survive a restart by torchrun, so the names of notes begin with
+    With a static rendezvous, the store and its notes survive a restart by torchrun. So the names of notes begin with
     the index of the attempt.
     """
 
