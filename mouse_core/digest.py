@@ -423,7 +423,9 @@ def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set
             _collect(child, f"{path}/{number}", found, ones)
     elif tree is not None:
         if path in found:
-            raise DataError(f"digest: expected field names that are different as text, found {path[1:]!r} twice")
+            raise DataError(
+                f"digest: expected field names that differ when they are converted to text, found {path[1:]!r} twice"
+            )
         found[path] = _leaf(tree, path)
         if not isinstance(tree, list) and not getattr(tree, "ndim", 0):
             ones.add(path)
@@ -545,7 +547,7 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rest = _without_digest(states[0])
     for place, state in enumerate(states):
         if not isinstance(state, Mapping) or not isinstance(state.get(KEY), Mapping):
-            raise StateError(f"states: expected a state with a digest at {place}, found {state!r:.200}")
+            raise StateError(f"states: expected a state with a digest at index {place}, found {state!r:.200}")
         differing = [name for name in {**rest, **_without_digest(state)} if rest.get(name) != state.get(name)]
         if differing:
             said = {name: (rest.get(name), state.get(name)) for name in differing}

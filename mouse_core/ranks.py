@@ -172,11 +172,10 @@ def check_sharded_once(shard: tuple[int, int]) -> None:
         kind = frame.f_code.co_qualname.partition(".")[0]
         if kind in names:
             raise ConfigError(
-                f"shard: expected a source that is sharded once, found shard {shard} inside a {kind}, which gives each "
-                "process only a part of the shard, so that most data would never be used; leave shard out, or turn "
-                "off the other sharding: trainers do not shard a mouse_torch.DataLoader again (else Fabric: "
-                "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
-                "Trainer(use_distributed_sampler=False))"
+                f"shard: expected a source that is sharded once, found shard {shard} inside a {kind}, which divides "
+                "the shard again, so most data would never be used. Leave shard out, or turn off the other sharding: "
+                "trainers do not shard a mouse_torch.DataLoader again; for another loader, pass "
+                "use_distributed_sampler=False to Fabric's setup_dataloaders or to Lightning's Trainer"
             )
         frame = frame.f_back
 

@@ -26,8 +26,8 @@ def as_arrays(rows: Any) -> Any:
     if isinstance(rows, jax.Array):
         if is_key(rows.dtype):
             raise SchemaError(
-                f"rows: expected numbers, found random keys {rows.dtype}; a buffer on the host stores the numbers "
-                "jax.random.key_data(keys), and jax.random.wrap_key_data converts them to keys again"
+                f"rows: expected numbers, found random keys {rows.dtype}; a buffer on the host can store "
+                "jax.random.key_data(keys), which are numbers; jax.random.wrap_key_data converts the numbers to keys"
             )
         return np.asarray(rows)
     if isinstance(rows, Mapping):

@@ -87,7 +87,7 @@ class _ActorChannel:
                 self._actor.answer.remote(dict(call), *[np.frombuffer(part, np.uint8) for part in parts])
             )
         except ray.exceptions.RayActorError as error:
-            raise ConnectionError(f"the actor is gone: {error}") from error
+            raise ConnectionError(f"the Ray actor has ended: {error}") from error
         return answer
 
     def close(self) -> None:

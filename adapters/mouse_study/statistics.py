@@ -96,7 +96,7 @@ def band(
     if not strata or repetitions < 1 or not 0.0 < confidence < 1.0:
         raise ConfigError(
             "band: expected at least one stratum, repetitions of at least 1 and a confidence between 0 and 1, found "
-            f"{len(strata)}, {repetitions} and {confidence}"
+            f"{len(strata)} strata, repetitions={repetitions} and confidence={confidence}"
         )
     check_seed(seed)
     runs = [np.asarray(stratum, np.float64) for stratum in strata]

@@ -136,9 +136,9 @@ def _gru_to_flax(arrays: Arrays, wanted: Shapes) -> Arrays:
     inner = arrays["bias_hh"][2 * hidden :]
     if inner.any():
         raise SchemaError(
-            f"bias_hh: expected zeros in its last {hidden} values, the recurrent bias of n, which has no twin in "
-            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}; before training begins, set bias_hh to 0 and "
-            "keep it so (requires_grad_(False)), or make the GRU with bias=False"
+            f"bias_hh: expected zeros in its last {hidden} values, the recurrent bias of n, because nnx.GRUCell "
+            f"has no such bias, found values up to {np.abs(inner).max():.3g}; before training begins, set bias_hh to 0 "
+            "and freeze it with requires_grad_(False), or create the GRU with bias=False"
         )
     made["dense_i.bias"] = arrays["bias_ih"] + arrays["bias_hh"]
     return made
@@ -302,7 +302,10 @@ def _recurrent_layers(module: Any, kind: Kind, path: str) -> Iterator[Layer]:
         yield Layer(path, kind, module, tensors)
         return
     if module.bidirectional or getattr(module, "proj_size", 0):
-        raise SchemaError(f"{path!r}: expected a torch.nn.{kind.name} without bidirectional and proj_size, as in Flax")
+        raise SchemaError(
+            f"{path!r}: expected a torch.nn.{kind.name} with bidirectional=False and proj_size=0, because Flax has "
+            "neither option, found another value"
+        )
     for number in range(module.num_layers):
         own = {name.removesuffix(f"_l{number}"): values for name, values in tensors.items()}
         own = {name: values for name, values in own.items() if "_l" not in name}
@@ -541,7 +544,9 @@ def _copies(pairs: Iterable[tuple[Layer, Layer]]) -> list[tuple[Any, Array]]:
                 )
             wide = isinstance(array, nnx.Variable) and values.dtype == np.float64
             if wide and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-                raise ConfigError(f"{source.path!r}: expected jax_enable_x64 for float64, found JAX without it")
+                raise ConfigError(
+                    f"{source.path!r}: for weights of float64, expected JAX with jax_enable_x64=True, found False"
+                )
     return [(array, values) for _, array, values in found.values()]
 
 

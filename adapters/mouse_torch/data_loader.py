@@ -382,10 +382,12 @@ def _check_asking(*, as_dict: bool) -> None:
         frame = frame.f_back
     asking = "" if frame is None else frame.f_globals.get("__name__", "")
     if asking == _TAKES_DICTS and not as_dict:
-        raise ConfigError(f"as_dict: expected True for {asking}, which finds no fields in a TensorDict, found False")
+        raise ConfigError(
+            f"as_dict: expected True for {asking}, because {asking} cannot read the fields of a TensorDict, found False"
+        )
     if asking == _TAKES_AHEAD:
         raise ConfigError(
-            "loader: expected a loader without prepare_data_loader in Ray Train, found prepare_data_loader, which "
-            "fetches a batch before the previous batch is used, so that a resumed run would miss that batch; leave "
-            "prepare_data_loader out, and pass device=ray.train.torch.get_device()"
+            "loader: expected a loader without prepare_data_loader of Ray Train, found prepare_data_loader. It fetches "
+            "a batch before the previous batch is used, so a resumed run would miss that batch. Remove the call of "
+            "prepare_data_loader, and pass device=ray.train.torch.get_device()"
         )

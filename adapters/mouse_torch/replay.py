@@ -95,7 +95,8 @@ class ReplayBuffer(_InTorch, buffer.ReplayBuffer):
         super()._take_parts(storage, sampler, writer)
         if self._kept and self._target.type != "cpu" and not self.writer.ordered:
             raise ConfigError(
-                f"writer: for rows on {self._target}, expected a writer that keeps a ring, found {self.writer!r}"
+                f"writer: for rows on {self._target}, expected a writer that overwrites the oldest rows (a ring), "
+                f"found {self.writer!r}"
             )
 
     @property

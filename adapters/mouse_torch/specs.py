@@ -167,7 +167,7 @@ def _device(spec: Any) -> str | None:
 
 def _code_arguments(spec: Any, where: str) -> dict[str, Any]:
     if getattr(spec, "_provisional_n", None) is not None or getattr(spec.space, "n", 1) == -1:
-        raise ConfigError(f"{where}: expected a known number of codes, found {spec!r:.200}")
+        raise ConfigError(f"{where}: expected a spec with a known number of codes, found {spec!r:.200}")
     return {**_arguments(spec), "mask": None if spec.mask is None else to_numpy(spec.mask)}
 
 

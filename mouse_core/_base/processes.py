@@ -82,5 +82,5 @@ def _end_with(parent: int) -> None:
 
 def _run(item: Any) -> Any:
     if _work is None:
-        raise WorkerError("expected a function that _begin loaded, found none")
+        raise WorkerError("expected a worker process with a loaded function, found no function")
     return _work(item)

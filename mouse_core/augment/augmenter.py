@@ -84,7 +84,9 @@ class Augmenter(Generic[T]):
         fields = self._read(step_stream)
         refuse_traced("next_draws")
         if not self._updates:
-            raise StateError("augmenter: expected update_augmentations(batch) before the first call, found none")
+            raise StateError(
+                "augmenter: expected a call of update_augmentations(batch) before the first augmentation, found none"
+            )
         if self._shared is None:  # a state was loaded before
             self._shared = self._draw(fields, self._updates - 1)
         shape, shared = self._shared

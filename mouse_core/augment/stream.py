@@ -251,12 +251,14 @@ def _check_fields(augment: StreamAugment) -> None:
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))
     for name in (name for one in by_name for name in one.fields):
         if arriving[name].image_shape is None or arriving[name].stored_dtype != np.uint8:
-            found = f"{arriving[name].stored_dtype} {list(arriving[name].shape)} a step"
+            found = f"{arriving[name].stored_dtype} {list(arriving[name].shape)} per step"
             raise ConfigError(f"augment: ImageFields: {name}: expected images of bytes, found {found}")
     for name in config.renamed:
         shape = arriving[name].shape[name in augment.offsets :] if name in arriving else ()
         if shape and name != "q_star":
-            raise ConfigError(f"augment: {name}: expected integer codes [B, S] to permute, found {list(shape)} a step")
+            raise ConfigError(
+                f"augment: {name}: expected integer codes to permute, one per step, found shape {list(shape)} per step"
+            )
     for name in config.masked() if config.deliver_masks else ():
         if name in arriving and f"{name}_mask" in arriving:
             raise ConfigError(

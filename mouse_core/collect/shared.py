@@ -96,7 +96,7 @@ class SharedStore:
 
     def __init__(self, store: DatasetStore) -> None:
         if not isinstance(store, DatasetStore):
-            raise ConfigError(f"store: expected a DatasetStore that is written to, found {store!r:.80}")
+            raise ConfigError(f"store: expected a DatasetStore to write to, found {store!r:.80}")
         self.store = store
         self._lock = threading.Lock()
         self._log = None if store.path is None else Log(Path(store.path) / CLIENTS)

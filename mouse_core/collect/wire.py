@@ -224,7 +224,7 @@ def decoded(described: Any, body: Buffer) -> dict[str, Any]:
                 columns[str(name)] = column if kind == "column" else column.to_pylist()
             begin += nbytes
         if begin != len(body):
-            raise ValueError(f"expected columns of {len(body)} bytes together, found {begin}")
+            raise ValueError(f"expected columns of {len(body)} bytes in total, found {begin}")
     except (*UNREADABLE, pa.ArrowException, OSError) as error:
         raise DataError(f"rows: cannot decode the columns that a client sent: {error!r:.200}") from error
     return columns

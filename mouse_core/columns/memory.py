@@ -190,7 +190,7 @@ class RowSchema:
         num_envs = 1
         leaves = flatten(rows)
         if not leaves.keys() >= set(ragged):
-            raise ConfigError(f"ragged: expected fields of {list(leaves)}, found {sorted(map(str, ragged))}")
+            raise ConfigError(f"ragged: expected fields among {list(leaves)}, found {sorted(map(str, ragged))}")
         for key, leaf in leaves.items():
             where, varies = _where(key), RAGGED if key in ragged else field_kind(leaf, lead)
             array = np.empty(0, np.uint8) if varies else as_array(_even(key, leaf), where=where)

@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> FilesManifest | None:
         files = {str(name): ManifestFile(**entries) for name, entries in found["files"].items()}
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
-                raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
+                raise DataError(f"expected a number of bytes and a number of rows, found {file!r:.200}")
         return FilesManifest(int(found["rows"]), str(found["digest"]), files, str(found["own_digest"]))
 
 

@@ -508,7 +508,7 @@ def dataset_schema(schema: pa.Schema, metadata: DatasetMetadata, where: str) -> 
     try:
         converted = datasets.Features.from_arrow_schema(schema).arrow_schema
     except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
-        raise SchemaError(f"{where}: expected columns of types that datasets supports: {error}") from error
+        raise SchemaError(f"{where}: expected columns of types that the library datasets supports: {error}") from error
     return with_metadata(converted, metadata)
 
 

@@ -124,9 +124,7 @@ def flatten(name: str, value: Any, joint: str = "_") -> dict[str, Any]:
     for key, item in items:
         for path, leaf in flatten(f"{name}{joint}{key}", item, joint).items():
             if path in leaves:
-                raise SchemaError(
-                    f"{path}: two values of a step have this name once their keys are joined by {joint!r}"
-                )
+                raise SchemaError(f"{path}: when keys are joined by {joint!r}, two values of a step get this name")
             leaves[path] = leaf
     return leaves
 

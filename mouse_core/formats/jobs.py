@@ -73,8 +73,8 @@ def pickled(function: Callable[..., Any]) -> bytes:
         return pickle.dumps(function, protocol=5)
     except Exception as error:  # user objects may raise any error
         raise ConfigError(
-            f"function: expected a function for other processes, found {_name(function)}, which cannot be "
-            f"pickled ({error}); define it with def at the top of a module, and pass its values with "
+            f"function: expected a function that can be pickled for other processes, found {_name(function)} "
+            f"({error}); define the function with def at the top of a module, and bind its arguments with "
             "functools.partial"
         ) from error
 

@@ -172,7 +172,7 @@ def located(source: str) -> tuple[Path, str | None]:
     if os.path.lexists(source):
         raise ConfigError(
             f"{source}: expected a dataset's id or a path, found an id that is also the name of a file or folder; "
-            f"{os.path.join('.', source)!r} is the path"
+            f"for the file or folder, write {os.path.join('.', source)!r}"
         )
     return _FOLDERS[scheme](name), None if scheme == "hf" else scheme
 
@@ -492,7 +492,11 @@ def open(
         return opened
     stated = opened.metadata.alignment
     if stated not in (None, alignment):
-        who = "the data state" if found.name in ("rows", "store") else f"the {found.name} reader returns rows"
+        who = (
+            "declared in the data's metadata"
+            if found.name in ("rows", "store")
+            else f"the {found.name} reader returns it"
+        )
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
     return opened.replace(metadata=opened.metadata.replace(alignment=alignment))
 
@@ -559,9 +563,9 @@ def _format_at(root: Any, name: str | None) -> _Format:
     found = names[name] if name is not None else _recognised(root)
     if found is None and root.suffix in (".pkl", ".pickle"):
         raise ConfigError(
-            f"{root}: expected recorded data, found a pickle, which is a program and is not run here; if you trust "
-            "it, load it with the library that wrote it and save its arrays with numpy.savez: the guide on formats has "
-            "five lines for buffers of Stable-Baselines3"
+            f"{root}: expected recorded data, found a pickle file, which can run any code when it is loaded. If you "
+            "trust the file, load it with the library that wrote it, and save its arrays with numpy.savez; the guide "
+            "on formats shows this for buffers of Stable-Baselines3"
         )
     if found is None:
         raise ConfigError(
@@ -578,7 +582,7 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
         found += batch.num_rows
         yield batch
     if found != stream.rows:
-        raise damaged(stream.path, f"expected {stream.rows} rows, as the data state, found {found}")
+        raise damaged(stream.path, f"expected {stream.rows} rows, as declared in the data's metadata, found {found}")
 
 
 def _recognised(root: Path) -> _Format | None:

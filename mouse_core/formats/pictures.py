@@ -248,8 +248,8 @@ def _metadata_after(metadata: DatasetMetadata, changed: Changed, *, frames_stay:
         resized = read.shape is not None and read.shape[:2] != picture.shape[:2]
         if picture.kind == "video" and (read.crop is not None or resized):
             raise SchemaError(
-                f"images: {name}: expected a field that does not crop or resize, to store {kept.way}, found "
-                f"crop={read.crop}, shape={read.shape}"
+                f"images: {name}: when images are stored as {kept.way}, expected a field that does not crop or resize, "
+                f"found crop={read.crop}, shape={read.shape}"
             )
         if kept.way != "raw" and not read.image:
             fields[read.name] = replace(read, image=True, shape=picture.shape, max_ndim=None)

@@ -301,7 +301,9 @@ def _interleave(
     goes_on = ~ends[: used - 1]
     next_values, following_roots = following[: used - 1][goes_on], root[1:used][goes_on]
     if next_values.shape != following_roots.shape:
-        raise SchemaError(f"{'.'.join(key)}: expected the shape of the root, {root.shape[1:]}, in next")
+        raise SchemaError(
+            f"{'.'.join(key)}: expected this array in next to have the shape of the root, {root.shape[1:]}"
+        )
     unequal = differ(next_values, following_roots)
     if unequal.any():
         row = int(np.flatnonzero(goes_on)[unequal][0])

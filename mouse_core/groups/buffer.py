@@ -221,7 +221,9 @@ class Making:
             )
         for uid in uids:
             if uid not in known:
-                raise DataError(f"create_batch: expected a batch of rollouts of this buffer, found rollout_uid {uid!r}")
+                raise DataError(
+                    f"create_batch: expected only rollouts of this buffer in the batch, found rollout_uid {uid!r}"
+                )
         return tuple(uids)
 
     def stored(self) -> None:

@@ -640,7 +640,7 @@ def read_part(
     with storing(f"part file {path}"):
         content = path.read_bytes()
     if _promised(path) not in (None, _digest_of(content)):
-        raise _damaged(path, "the digest differs from the digest in the name")
+        raise _damaged(path, "the digest of the content differs from the digest in the file's name")
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table, metadata = file.read(columns, use_threads=False), dict(file.metadata.metadata or {})
@@ -710,7 +710,9 @@ def read_groups(parts: Sequence[GroupFile], root: Path) -> list[list[RolloutReco
     for part, path in zip(parts, paths, strict=True):
         tables.append(files[path].slice(part.first, len(part.uids)))
         if len(tables[-1]) < len(part.uids):
-            raise _damaged(path, f"{len(tables[-1])} rollouts from {part.first} on, of {len(part.uids)}")
+            raise _damaged(
+                path, f"expected {len(part.uids)} rollouts from row {part.first} on, found {len(tables[-1])}"
+            )
     try:
         # Converting several groups in one call takes about as long as converting one.
         whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts), declared)

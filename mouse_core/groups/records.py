@@ -136,7 +136,9 @@ class RolloutColumn:
         if not isinstance(self.name, str) or not self.name.isidentifier() or not self.name.isascii():
             raise ConfigError(f"column: expected a name of letters, digits and '_', found {self.name!r:.80}")
         if self.name in _TAKEN:
-            raise ConfigError(f"column: expected a name that rollouts do not use, found {self.name!r}")
+            raise ConfigError(
+                f"column: expected a name that no attribute of a rollout or of an example has, found {self.name!r}"
+            )
         if self.per not in PER:
             raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
         try:
@@ -298,7 +300,8 @@ class Columns(Mapping[str, RolloutColumn]):
         for name in names:
             if name not in known:
                 raise DataError(
-                    f"{where}: expected columns that were declared for each {per}, {known}, found {name!r}{remedy}"
+                    f"{where}: expected only columns that were declared with per={per!r}, {known}, found "
+                    f"{name!r}{remedy}"
                 )
 
     def with_more(self, others: Columns) -> Columns:

@@ -345,5 +345,5 @@ def compared(advantage: Advantage) -> str:
     """
     said: str = getattr(advantage, "compares", "nothing")
     if said not in COMPARES:
-        raise ConfigError(f"advantage: expected compares to be one of {list(COMPARES)}, found {said!r:.80}")
+        raise ConfigError(f"advantage: expected an attribute compares, one of {list(COMPARES)}, found {said!r:.80}")
     return said

@@ -158,7 +158,7 @@ def _decode(records: Sequence[bytes]) -> Index:
         kind, _, body = record.partition(b"\n")
         schema = _RECORDS.get(kind.decode(errors="replace"))
         if schema is None:
-            raise DataError(f"index: expected a record of one of {list(_RECORDS)}, found {kind!r:.80}")
+            raise DataError(f"index: expected a record of a kind among {list(_RECORDS)}, found {kind!r:.80}")
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
         columns = [_tuples(one) if pa.types.is_list(one.type) else one.to_pylist() for one in rows.columns]
         if kind == b"groups":

@@ -57,7 +57,8 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
     configs = metadata.get("configs", []) if isinstance(metadata, dict) else None
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise ConfigError(
-            f"README.md of {repo_id}: expected front matter as a mapping, with 'configs' a list of mappings"
+            f"README.md of {repo_id}: expected front matter that is a mapping, and whose entry 'configs' is a list of "
+            "mappings, found other content"
         )
     return Card(metadata, text[match.end() :], newline, config)
 

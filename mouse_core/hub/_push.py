@@ -370,7 +370,9 @@ def _parts_of(store: Store, where: str) -> Iterator[SplitPiece]:
             try:
                 dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, DatasetMetadata())
             except (ValueError, NotImplementedError) as error:
-                raise SchemaError(f"{where}: expected columns of types that datasets supports: {error}") from error
+                raise SchemaError(
+                    f"{where}: expected columns of types that the library datasets supports: {error}"
+                ) from error
         yield SplitPiece(where, dataset, first_row, segment.image_roots)
         first_row += segment.num_rows
 

@@ -76,7 +76,7 @@ def _found_inside(path: str, roots: Sequence[str], what: str, one: str) -> tuple
         raise DataError(f"{wanted}, found path {path!r}, which is not a regular file")
     inside = [root for root in roots if os.path.commonpath([root, os.path.realpath(os.path.join(root, path))]) == root]
     if inside:
-        raise DataError(f"expected a readable {what}, found path {path!r} and no file there (looked in {inside})")
+        raise DataError(f"expected a readable {what}, found path {path!r}, but no such file in {inside}")
     raise DataError(f"{wanted} (now {list(roots)}), found path {path!r}{_leads_to(path, roots)}")
 
 

@@ -571,9 +571,9 @@ class RowMap:
             missing = np.flatnonzero(slots < 0)
             if missing.size:
                 raise MissingRowError(
-                    f"map: expected only rows in the map, found {missing.size} of {slots.size} missing, the first at "
-                    f"index {missing[0]}: {picked.take(missing[:1])!r:.120}; get(rows, default) accepts missing rows, "
-                    "and contains(rows) finds them"
+                    f"map: expected only rows that the map has, found {missing.size} of {slots.size} rows missing, the "
+                    f"first at index {missing[0]}: {picked.take(missing[:1])!r:.120}; get(rows, default) accepts "
+                    "missing rows, and contains(rows) finds them"
                 )
             return self._deliver(self._written("values").get(slots))
 
@@ -722,7 +722,7 @@ class RowMap:
         """Return the storage of keys or values; raise SchemaError if no keys (or values) were ever written."""
         rows: GrowingRows = getattr(self._rows, what)
         if not rows.written:
-            raise SchemaError(f"map: expected at least one write of {what} before, found none")
+            raise SchemaError(f"map: expected at least one write of {what} before this call, found none")
         return rows.storage
 
     def _by_index(self, what: Literal["keys", "values"], index: Any) -> Any:

@@ -531,8 +531,8 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         own = member.mix.field if isinstance(member, MixtureSnapshot) else None
         if own not in (None, field):
             raise SchemaError(
-                f"mixture: expected field={field!r} or field=None in members that are mixtures, found "
-                f"{own!r} in {name!r}; rows of the other members have no such field"
+                f"mixture: expected members that are mixtures to have field={field!r} or field=None, found "
+                f"field={own!r} in member {name!r}; rows of the other members have no such field"
             )
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
     first, alignment = next((name, member.alignment) for name, member in there.items())
@@ -540,7 +540,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         if member.alignment != alignment:
             raise SchemaError(
                 f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
-                f"{member.alignment!r} in {name!r}"
+                f"{member.alignment!r} in member {name!r}"
             )
     types = _types(there)
     dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}

@@ -174,8 +174,8 @@ def _checked(name: str, source: Any) -> Source:
         raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes buffers")
     if (shard := getattr(source, "shard", (0, 1))) != (0, 1):
         raise ConfigError(
-            f"mixture: expected members with whole batches, found shard {shard} of member {name!r}; pass the shard to "
-            "the loader of the mixture, or batches would depend on the number of processes"
+            f"mixture: expected members that are not sharded, found member {name!r} with shard {shard}; otherwise "
+            "batches would depend on the number of processes. Pass the shard to the loader of the mixture"
         )
     try:
         return checked_source(source)

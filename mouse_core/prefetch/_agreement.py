@@ -121,8 +121,9 @@ class Agreement:
         now = find_ranks(self._framework)
         if now.shard != self.ranks.shard:
             raise ConfigError(
-                f"shard: expected a loader for the rank {now.shard} of {now.found_in}, found a loader for "
-                f"{self.ranks.shard} by {self.ranks.found_in}; create the loader after the process group is initialised"
+                f"shard: expected a loader for the shard (rank, count) = {now.shard} of {now.found_in}, found a loader "
+                f"for {self.ranks.shard} of {self.ranks.found_in}; create the loader after the process group is "
+                "initialised"
             )
         return now
 
@@ -170,7 +171,7 @@ class Agreement:
             held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
             if int(held) == self._held and int(index) >= at:
                 raise ConfigError(
-                    f"ranks: expected all {self.ranks.count} to call refresh() before batch {at}, "
+                    f"ranks: expected all {self.ranks.count} ranks to call refresh() before batch {at}, "
                     f"found rank {rank} at batch {index} without this call"
                 )
 
@@ -181,7 +182,7 @@ class Agreement:
         absent = f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
         if waited > seconds:
             raise ConfigError(
-                f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not "
+                f"ranks: expected all {self.ranks.count} ranks to reach {call} before batch {at}, but {absent} did not "
                 f"arrive within {seconds:.0f} s"
             )
         if tell:

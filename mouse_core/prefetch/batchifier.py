@@ -241,7 +241,9 @@ def _refuse(asked: Mapping[str, Any], what: str, *but: str) -> None:
     for name, value in asked.items():
         is_default = value in (_OF_BATCHES[name], None) or (name == "shard" and value == _WHOLE)
         if name not in but and not is_default:
-            raise ConfigError(f"{name}: expected no such option for {what}, found {value!r}")
+            raise ConfigError(
+                f"{name}: expected the default, because this option cannot be used with {what}, found {value!r}"
+            )
 
 
 def _warn_of_others(size: int) -> None:

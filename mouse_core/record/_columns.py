@@ -228,7 +228,7 @@ def _columns(whole: str, spec: Any, *, declared: bool, png: bool) -> list[Column
         keys = tuple(map(str, path_of(key))) if key else ()
         one = Column(".".join((whole, *keys)), keys, leaf)
         if one.name in columns:
-            raise ConfigError(f"{one.name}: two parts of a step have this name once their keys are joined by '.'")
+            raise ConfigError(f"{one.name}: when keys are joined by '.', two parts of a step get this name")
         make = _as_png if png and one.is_image else _conversion(one, leaf.dtype if declared else None)
         columns[one.name] = replace(one, convert=make, as_png=make is _as_png)
     return [*columns.values()]

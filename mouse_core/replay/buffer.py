@@ -1364,8 +1364,8 @@ class ReplayBuffer(BaseBuffer):
             storage, slots = self._storage, self._slots_in_order()
             if (other.alignment, other.ndim) != (storage.alignment, storage.ndim):
                 raise ConfigError(
-                    f"extend: expected a buffer of {other.alignment!r} rows with ndim={other.ndim}, found one of "
-                    f"{storage.alignment!r} rows with ndim={storage.ndim}"
+                    f"extend: expected a buffer with alignment={other.alignment!r} and ndim={other.ndim}, found a "
+                    f"buffer with alignment={storage.alignment!r} and ndim={storage.ndim}"
                 )
             rows = self._rows_at(slots) if len(slots) else []
             if self._hides_begins() and EPISODE_FIELD in self.storage.snapshot.readers:
@@ -1450,7 +1450,7 @@ class ReplayBuffer(BaseBuffer):
         running = part_of(state, "transforms", {}) if "transforms" in state else {}
         if running and self._running_transforms and running.keys() != self._running_transforms.keys():
             raise StateError(
-                f"state: expected statistics of the transforms at {[*self._running_transforms]}, found {[*running]}"
+                f"state: expected statistics of the transforms {[*self._running_transforms]}, found those of {[*running]}"
             )
         self._sync()
         counted = self._generations is not None and "generations" in state
@@ -1554,7 +1554,7 @@ def _hides_begins(storage: DatasetStorage) -> bool:
 
     def read(key: FieldKey) -> npt.NDArray[Any]:
         if key == EPISODE:
-            raise MissingFieldError("rows: expected only fields of rows, found a field that the store computes")
+            raise MissingFieldError("rows: expected only stored fields, found a field that the store computes")
         values: npt.NDArray[Any] = storage.read(key, around)
         return values
 

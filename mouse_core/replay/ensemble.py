@@ -350,7 +350,8 @@ class ReplayBufferEnsemble(BaseBuffer):
         }
         if len(members) != len(self.buffers) or found != own:
             raise StateError(
-                f"state: expected {len(self.buffers)} buffers with the shares {own}, found {len(members)} with {found}"
+                f"state: expected {len(self.buffers)} buffers with the shares {own}, found {len(members)} buffers with "
+                f"the shares {found}"
             )
         before: list[tuple[BaseBuffer, dict[str, Any]]] = []
         try:

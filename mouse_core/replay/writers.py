@@ -147,7 +147,7 @@ class MaxValueWriter:
             values = as_array(find(rows, self.rank_key), where=self._where)
             lengths = {key: len(np.atleast_1d(leaf)) for key, leaf in flatten(rows).items()}
             if values.ndim < 1 or len(set(lengths.values())) > 1:
-                raise DataError(f"rows: expected equally many rows in every field, found {lengths}")
+                raise DataError(f"rows: expected the same number of rows in every field, found {lengths}")
         if len(storage):
             stored = storage.read(self.rank_key, slice(0, 0)).dtype
             if number_kind(stored) == "f" and number_kind(values.dtype) in "biuf":

@@ -518,8 +518,10 @@ def sampler_of(
         if not isinstance(sampling, WindowSampler):
             raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
         if hasattr(sampling, "lengths") and hasattr(sampling, "fill") and not isinstance(sampling, PaddedSampler):
-            wanted = "a class that defines lengths and fill itself, as isinstance needs from Python 3.12 on"
-            raise ConfigError(f"sampling: expected {wanted}, found both by __getattr__ in {type(sampling).__name__}")
+            raise ConfigError(
+                "sampling: expected a class that defines lengths and fill, because isinstance ignores __getattr__ from "
+                f"Python 3.12 on, found {type(sampling).__name__}, where only __getattr__ returns lengths and fill"
+            )
         if (boundary, weighting, pad) != ("stream", "step", None):
             raise ConfigError(
                 f"boundary, weighting, pad: can be passed only when sampling is a name, found {sampling!r}"

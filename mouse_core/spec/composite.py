@@ -515,7 +515,7 @@ class Stacked(Domain):
         n = len(self.specs)
         if not self.is_dense:
             if not isinstance(values, tuple | list) or len(values) != n:
-                raise DataError(f"expected a tuple with the values for each of {n} specs, found {values!r:.80}")
+                raise DataError(f"expected a tuple of {n} values, one for each spec, found {values!r:.80}")
             return list(values)
         layout = _layout(self.specs[0])
         return [_part(layout, values, self.axis, number, n) for number in range(n)]

@@ -116,7 +116,7 @@ def _feature_from_type(snapshot: Snapshot, name: str, data_type: pa.DataType) ->
         return datasets.Features.from_arrow_schema(pa.schema([pa.field(name, data_type)]))[name]
     except (ValueError, NotImplementedError) as error:
         raise SchemaError(
-            f"column {name!r}: expected a type that datasets supports, found {data_type}: {error}"
+            f"column {name!r}: expected a type that the library datasets supports, found {data_type}: {error}"
         ) from error
 
 

@@ -387,8 +387,8 @@ class Snapshot:
             name = next((task for task in TASKS if task in types), None)
             if name is None and not ends:
                 raise ConfigError(
-                    f"boundary: expected a column of tasks, one of {list(TASKS)}, or a label of 'done' "
-                    f"that contains 'task', found {list(types)}; boundary=Column(name) accepts any column"
+                    f"boundary: expected a column with tasks, one of {list(TASKS)}, or a column 'done' with a label "
+                    f"that contains 'task', found the columns {list(types)}; boundary=Column(name) accepts any column"
                 )
         starts = [np.zeros(1, np.int64)]
         if name is not None:

@@ -71,7 +71,9 @@ def source_of(texts: Any, columns: _Columns, split: str | None) -> Source:
     if isinstance(texts, str | os.PathLike):
         return _of_path(Path(texts), columns, split)
     if split is not None:
-        raise ConfigError(f"split: expected a split only for a path, found {split!r} for {type(texts).__name__}")
+        raise ConfigError(
+            f"split: when the source is not a path, expected None, found {split!r} and a {type(texts).__name__}"
+        )
     if isinstance(texts, pa.Table):
         return Source("the table", partial(_checked, "the table", columns, partial(_of_table, texts)))
     if hasattr(texts, "with_format") and hasattr(texts, "cache_files"):

@@ -119,7 +119,7 @@ def decode_group(
         if behind == broken:
             raise named(broken, "expected a complete frame, found a frame with a missing part")
         lost = f"a part of {_shown(index, broken)} is missing"
-        raise named(behind, f"expected complete frames on which this frame may depend, found that {lost}")
+        raise named(behind, f"expected all frames on which this frame may depend to be complete, but {lost}")
     decoders.keep(index, decoder)
 
 

@@ -257,8 +257,6 @@ def test_a_loader_that_was_made_before_the_processes_knew_each_other_is_refused(
     loader = PrefetchBatchifier(example_store(), 8, 4, shard="auto")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        ConfigError, match=r"a loader for the rank \(1, 2\) of the environment, found a loader for \(0, 1\)"
-    ):
+    with pytest.raises(ConfigError, match=r"= \(1, 2\) of the environment, found a loader for \(0, 1\)"):
         loader.next_batch()
     loader.close()

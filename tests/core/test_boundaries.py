@@ -149,7 +149,7 @@ def test_boundaries_hold_in_views_and_mixtures() -> None:
     ("boundary", "options", "said"),
     [
         ("tasks", {}, "'task'.* or a Column"),
-        ("task", {}, "expected a column of tasks"),
+        ("task", {}, "expected a column with tasks"),
         (Column("nothing"), {}, "one of the columns .*'x'.*found 'nothing'"),
         (Column("x"), {"weighting": "often"}, "weighting"),
         (Column("x"), {"windows": {"reward": [0, 1]}, "sequence_length": None, "pad": False}, "pad"),

@@ -123,7 +123,9 @@ def test_a_sampler_of_rows_refuses_slices() -> None:
     units = SliceUnits(Slices(sequence_length=2), EpisodeFields(("done",), None, True), None)
     buffer = ReplayBuffer(ArrayStorage(9), HostSampler(RowsAlone(units=units)), batch_size=4)
     buffer.extend({"done": np.zeros(6, bool)})
-    with pytest.raises(ConfigError, match=r"expected slices of units\.at_slots or units\.find, found slots of rows"):
+    with pytest.raises(
+        ConfigError, match=r"expected slices, as units\.at_slots and units\.find return them, found slots of rows"
+    ):
         buffer.sample()
 
 

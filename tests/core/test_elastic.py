@@ -247,7 +247,7 @@ def test_what_cannot_be_shared_out_says_so() -> None:
     shard = BatchSource(STORE, 8, 8, shard=(0, 2))
     with pytest.raises(ConfigError, match=r"without a shard, found a source with shard \(0, 2\)"):
         PrefetchBatchifier(shard, shard=(0, 2))
-    with pytest.raises(ConfigError, match=r"whole batches, found shard \(0, 2\) of member 'a'"):
+    with pytest.raises(ConfigError, match=r"not sharded, found member 'a' with shard \(0, 2\)"):
         MixtureSource({"a": shard})
     with pytest.raises(ConfigError, match="source of packed windows"):
         PrefetchBatchifier(Own(BatchSource(STORE, 8, 8, lengths=range(1, 9), packed=True)), shard=(0, 2))

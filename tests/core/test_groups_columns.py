@@ -28,7 +28,7 @@ from mouse_core.groups import (
     ("options", "wanted"),
     [
         ({"name": "top-k"}, "expected a name of letters"),
-        ({"name": "tokens"}, "expected a name that rollouts do not use"),
+        ({"name": "tokens"}, "expected a name that no attribute of a rollout"),
         ({"per": "group"}, r"expected per among \['token', 'example'\], found 'group'"),
         ({"dtype": "str"}, "expected the dtype of numbers"),
         ({"dtype": "float33"}, "expected the dtype of numbers"),
@@ -36,7 +36,7 @@ from mouse_core.groups import (
         ({"dtype": "uint8", "fill": 256}, "expected fill as a value of uint8, found 256"),
         ({"dtype": "uint8", "fill": "a"}, "expected fill as a value of uint8"),
         ({"dtype": "bool", "fill": 1.5}, "expected fill as a value of bool"),
-        ({"name": "reward"}, "expected a name that rollouts do not use"),
+        ({"name": "reward"}, "expected a name that no attribute of a rollout"),
     ],
 )
 def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
@@ -217,7 +217,9 @@ def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
 def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
     with RolloutBuffer(tmp_path) as buffer:
         for turn, columns in ((Turn("", "user", [1], columns={"x": [1]}), {}), (Turn("", "user", [1]), {"x": 1})):
-            with pytest.raises(DataError, match=r"'u': expected columns that were declared for .*, \[\], found 'x'"):
+            with pytest.raises(
+                DataError, match=r"'u': expected only columns that were declared with per=.*, \[\], found 'x'"
+            ):
                 buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0, columns=columns))
         assert not len(buffer)
 

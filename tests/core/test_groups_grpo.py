@@ -584,7 +584,7 @@ ARRAYS = ("tokens", "loss_mask", "advantage", "generator_log_probs")
         ({"rollout_uids": []}, "expected the uids of the rollouts in the batch"),
         ({"rollout_uids": 2}, "expected the uids of the rollouts in the batch"),
         ({"rollout_uids": ["r0", ""]}, "expected the uids of the rollouts in the batch"),
-        ({"rollout_uids": ["r0", "r9"]}, "expected a batch of rollouts of this buffer, found rollout_uid 'r9'"),
+        ({"rollout_uids": ["r0", "r9"]}, "expected only rollouts of this buffer in the batch, found rollout_uid 'r9'"),
         (None, "get_batch_metadata: expected a dict, found None"),
     ],
 )

@@ -66,7 +66,9 @@ def test_what_an_advantage_compares_is_known() -> None:
         def __call__(self, rewards: Any, groups: Any) -> Any:
             return rewards
 
-    with pytest.raises(ConfigError, match=r"compares to be one of \['rewards', 'nothing'\], found 'tokens'"):
+    with pytest.raises(
+        ConfigError, match=r"expected an attribute compares, one of \['rewards', 'nothing'\], found 'tokens'"
+    ):
         GrpoBatchMaker(advantage=Odd())
 
 

@@ -239,8 +239,8 @@ def test_a_repository_that_hides_shards_is_an_error(hub: HubServer) -> None:
     ("card", "message"),
     [
         ("---\na: [\n---\n", r"README\.md of tester/cartpole: expected front matter in YAML"),
-        ("---\n- a\n---\n", r"README\.md of tester/cartpole: expected front matter as a mapping"),
-        ("---\nconfigs: {a: b}\n---\n", r"'configs' a list of mappings"),
+        ("---\n- a\n---\n", r"README\.md of tester/cartpole: expected front matter that is a mapping"),
+        ("---\nconfigs: {a: b}\n---\n", r"'configs' is a list of mappings"),
         ("---\nconfigs:\n- config_name: raw\n  default: true\n---\n", r"found 'raw' marked as default"),
     ],
 )
@@ -307,6 +307,8 @@ def test_bad_input_is_refused_before_anything_is_sent(
 def test_types_that_datasets_does_not_have_are_refused(hub: HubServer) -> None:
     columns = {"action": [0], "reward": [0.0], "done": [0], "info": pa.array([[("a", 1)]], pa.map_("string", "int64"))}
     store = DatasetStore().from_dataset(pa.table(columns))
-    with pytest.raises(SchemaError, match=r"split 'train': expected columns of types that datasets supports: .*map<"):
+    with pytest.raises(
+        SchemaError, match=r"split 'train': expected columns of types that the library datasets supports: .*map<"
+    ):
         push(hub, {"train": store})
     assert not hub.requests

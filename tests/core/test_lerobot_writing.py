@@ -252,7 +252,9 @@ def test_rates_and_robots_of_several_are_said(tmp_path: Path) -> None:
     store = DatasetStore()
     for table, rate, robot in ((one, 10, "arm"), (other, 30, "hand")):
         store.from_dataset(with_metadata(table, DatasetMetadata(frames_per_second=[rate], robots=[robot])))
-    with pytest.raises(ConfigError, match=r"expected one rate, found rows of \[10.0, 30.0\] frames a second"):
+    with pytest.raises(
+        ConfigError, match=r"expected rows with the same rate, found the rates \[10.0, 30.0\] per second"
+    ):
         write_lerobot(store, tmp_path / "robot", images="png")
     done = write_lerobot(store, tmp_path / "robot", images="png", frames_per_second=10)
     assert any("expected one robot, found arm, hand" in one for one in done.pictures)
@@ -382,7 +384,7 @@ def called(name: str) -> Any:
         ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
         ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
         (uneven, DataError, r"\['sometimes'\]: expected the same features in all episodes"),
-        (missing, DataError, "expected every observation except the last, found more rows marked"),
+        (missing, DataError, "expected at most the last observation of an episode to be marked as missing"),
         (blind, DataError, f"column '{TOP}': expected an image in every row, found 1 rows without an image"),
         (without_action, DataError, "expected a column 'action'"),
         (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),

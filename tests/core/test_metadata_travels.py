@@ -305,7 +305,9 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--alignment", "outgoing"]) == 0
     assert "alignment: outgoing" in capsys.readouterr().out
     assert cli.main(["inspect", str(tmp_path / "said"), "--alignment", "arrived"]) == 2
-    assert "alignment: expected 'outgoing', as the data state, found 'arrived'" in capsys.readouterr().err
+    assert (
+        "alignment: expected 'outgoing', as declared in the data's metadata, found 'arrived'" in capsys.readouterr().err
+    )
 
 
 def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,7 +244,7 @@ def shares_of(mixture: Mixture) -> list[Fraction]:
 def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> None:
     below = Mixture({"x": numbered(0, 60), "y": numbered(1, 60)}, field=inner)
     with pytest.raises(
-        SchemaError, match=f"field={outer!r} or field=None in members that are mixtures, found {inner!r} in 'in'"
+        SchemaError, match=f"to have field={outer!r} or field=None, found field={inner!r} in member 'in'"
     ):
         BatchSource(Mixture({"in": below, "z": numbered(2, 60)}, field=outer), 4, 4)
 

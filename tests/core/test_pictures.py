@@ -254,7 +254,9 @@ def test_videos_need_a_folder(video: RowStream, tmp_path: Path) -> None:
 def test_fields_that_crop_or_resize_frames_are_not_fields_of_pixels(video: RowStream, tmp_path: Path) -> None:
     for field in (Field(TOP, image=True, crop=(0, 0, 8, 8)), Field(TOP, image=True, shape=(24, 32, 3))):
         cropped = video.replace(metadata=video.metadata.replace(fields=[field]))
-        with pytest.raises(SchemaError, match="expected a field that does not crop or resize, to store png"):
+        with pytest.raises(
+            SchemaError, match="images are stored as png, expected a field that does not crop or resize"
+        ):
             convert(cropped, tmp_path / "png", images="png")
 
 

@@ -605,7 +605,10 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         (lambda: record("CartPole-v77", episodes=1), "expected the id of an environment, found 'CartPole-v77'"),
         (lambda: record("CartPole-v1", episodes=0), "episodes: expected an integer of at least 1, found 0"),
         (lambda: Recorder(deep, DatasetStore()), r"space/a: expected one of .*, found Sequence"),
-        (lambda: Recorder(twice, DatasetStore()), "observation.a.b: two parts of a step have this name"),
+        (
+            lambda: Recorder(twice, DatasetStore()),
+            "observation.a.b: when keys are joined by '.', two parts of a step get this name",
+        ),
     ]
     for make, says in refused:
         with pytest.raises(ConfigError, match=says):

@@ -283,7 +283,7 @@ def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
     storage.append({"x": np.zeros(3)}, one=True)
     with pytest.raises(SchemaError, match=r"pass ragged=\['x'\]"):
         storage.append([{"x": np.zeros(3)}, {"x": np.zeros(4)}])
-    with pytest.raises(ConfigError, match="ragged: expected fields of"):
+    with pytest.raises(ConfigError, match="ragged: expected fields among"):
         ArrayStorage(9, ragged=["y"]).append({"x": np.zeros(3)}, one=True)
 
 

@@ -184,5 +184,5 @@ def test_what_is_no_source(parts: dict[str, Any], pattern: str) -> None:
 )
 def test_what_only_stores_are_asked_for(options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(ConfigError, match=f"{name}: expected no such option for a source, .*found"):
+    with pytest.raises(ConfigError, match=f"{name}: expected the default, .* cannot be used with a source, .*found"):
         PrefetchBatchifier(Odd(), **options)

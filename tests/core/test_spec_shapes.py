@@ -309,7 +309,7 @@ def test_ragged_stacks_have_dynamic_dimensions() -> None:
         one.expand((3, 5, 6, 7))
     with pytest.raises(ConfigError, match="dynamic"):
         one[:, :, 0]
-    with pytest.raises(DataError, match="expected a tuple with the values for each of 3 specs"):
+    with pytest.raises(DataError, match="expected a tuple of 3 values, one for each spec"):
         one.project(np.zeros((3, 5, 6, 7)))
 
 

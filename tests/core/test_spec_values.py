@@ -193,7 +193,7 @@ def test_one_hot_vectors_are_drawn_as_the_codes_are() -> None:
         (stack_specs([Binary(), Binary()]), [0], "expected a shape that ends in (2,), found (1,)"),
         (stack_specs([Categorical(2), Categorical(3)]), [[1, 2], [2, 2]], "spec 0 of the stack: row 1: expected"),
         (stack_specs([Binary((1,)), Binary((2,))]), ([[0]], [[0, 1]] * 2), "shape of the earlier specs, (1,)"),
-        (stack_specs([Binary((2,)), Binary((3,))]), [0], "expected a tuple with the values for each of 2 specs"),
+        (stack_specs([Binary((2,)), Binary((3,))]), [0], "expected a tuple of 2 values, one for each spec"),
     ],
 )  # fmt: skip
 def test_what_is_not_in_a_domain_is_told(spec: Domain, values: Any, reason: str) -> None:

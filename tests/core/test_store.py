@@ -53,7 +53,9 @@ def test_a_column_of_maps_is_beside_the_fields_and_no_dataset_has_it() -> None:
     store = DatasetStore().from_dataset(pa.table(columns))
     assert list(BatchSource(store, 4, 2)[0]) == ["action", "reward", "done"]
     assert store[3]["info"] == [("a", 1)]
-    with pytest.raises(SchemaError, match=r"column 'info': expected a type that datasets supports, found map<"):
+    with pytest.raises(
+        SchemaError, match=r"column 'info': expected a type that the library datasets supports, found map<"
+    ):
         store.to_dataset()
 
 

@@ -212,8 +212,8 @@ BARRED = {
     "a pipe": ("{folder}/pipe.png", "image_roots= names, found path .*pipe.png', which is not a regular file"),
     "a device": ("/dev/zero", "image_roots= names"),
     "a folder": ("{folder}/.", "not a regular file"),
-    "an address": ("http://localhost/a.png", "expected a readable image.*no file there"),
-    "nothing": ("{folder}/none.png", "expected a readable image.*no file there"),
+    "an address": ("http://localhost/a.png", "expected a readable image.*no such file"),
+    "nothing": ("{folder}/none.png", "expected a readable image.*no such file"),
     "no name": ("a\0.png", "expected"),
 }
 

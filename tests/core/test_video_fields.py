@@ -228,7 +228,7 @@ def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, fold
         os.symlink(folder / f"{k}.mp4", tmp_path / "in" / f"{k}.mp4")
     with pytest.raises(DataError, match=rf"{TOP}: expected a video file inside .*which leads to"):
         BatchSource(store_of(rows, tmp_path / "in"), 2, 2)
-    with pytest.raises(DataError, match=r"expected a readable video, found path '0.mp4' and no file there"):
+    with pytest.raises(DataError, match=r"expected a readable video, found path '0.mp4', but no such file"):
         BatchSource(store_of(rows, tmp_path), 2, 2)
     for k in range(3):
         shutil.copy(folder / f"{2 - k}.mp4", tmp_path / f"{k}.mp4")

@@ -256,7 +256,7 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ({"order": "newest"}, ConfigError, "order: expected one of"),
         ({"order": "queue", "slices": Slices(sequence_length=2)}, ConfigError, "or 'epochs' for slices, found 'queue'"),
         ({"order": "epochs", "slices": Slices(sequence_length=2, period=2)}, ConfigError, "period: expected 1"),
-        ({"order": "epochs", "batch_size": 13}, ConfigError, "at most the 12 rows of the capacity"),
+        ({"order": "epochs", "batch_size": 13}, ConfigError, "at most 12, the capacity"),
         ({"order": "epochs", "priorities": Priorities()}, ConfigError, "expected order='random', found 'epochs'"),
     ],
 )
@@ -277,7 +277,7 @@ def test_what_is_no_beta(beta: Any) -> None:
         ({"reward": None}, SchemaError, r"fields \[.*\], found \[.*\]"),
         ({"reward": np.ones((2, 2), np.float32)}, SchemaError, r"'reward': expected shape \[\] for"),
         ({"reward": np.ones(2, np.int32)}, SchemaError, "expected float32, found int32"),
-        ({"done": np.zeros(3, bool)}, SchemaError, "equally many rows in every field"),
+        ({"done": np.zeros(3, bool)}, SchemaError, "the same number of rows in every field"),
         ({"reward": np.full(2, 1e300)}, (DataError, SchemaError), "'reward'"),
         (rows(0, 13), ConfigError, "at most 12 time steps at once"),
     ],
@@ -319,7 +319,7 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
         one.extend(rows(0, 4))
     with pytest.raises(ConfigError, match="created with priorities=, found a replay without"):
         plain.set_priorities([0], [1.0])
-    with pytest.raises(ConfigError, match="beta: expected a replay with priorities"):
+    with pytest.raises(ConfigError, match="beta: expected None, because this replay has no priorities"):
         plain.sample(beta=1)
     for index, values, error, words in (
         ([0], [-1.0], DataError, "finite priorities of 0 or more, found -1"),

@@ -112,7 +112,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             states.taken(parts)
     random_saved = states.taken({"a": random.Random(0)})
-    message = r"state\['a'\]: expected a part of the same type as the saved part, found NoneType"
+    message = r"state\['a'\]: expected an object of the same type as the saved object, found NoneType"
     with pytest.raises(StateError, match=message):
         states.give({"b": random.Random(0)}, random_saved)
     with pytest.raises(StateError, match=r"state: expected the entries \[0, 1\], found \[0\] in the saved state"):

@@ -284,8 +284,8 @@ def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
     )
     errors = {run.framework: str(run.error) for run in mouse_study.load_study(file).run(tmp_path / "out", jobs=2).runs}
     objects = errors.pop("numpy-objects")
-    assert objects.startswith("ConfigError: batches: expected arrays by name")
-    assert objects.endswith("digest=False declares a study without digests")
+    assert objects.startswith("ConfigError: batches: expected a dict from names to arrays, because")
+    assert objects.endswith("to run without digests, pass digest=False to the Study")
     assert errors == {
         "numpy-nothing": "ConfigError: nothing: expected a Training as result, found NoneType",
         "numpy-texts": "ConfigError: loss: expected a number, or an array with one element, found str",

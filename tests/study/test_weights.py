@@ -174,17 +174,17 @@ def test_the_error_has_the_names_that_pair_layers_in_order() -> None:
         (
             lambda: T.GRU(3, 4),
             lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            r"torch.nn.GRU: .*bias_hh: expected zeros.*bias of n.*set bias_hh to 0.*or make the GRU with bias=False",
+            r"torch.nn.GRU: .*bias_hh: expected zeros.*bias of n.*set bias_hh to 0.*or create the GRU with bias=False",
         ),
         (
             lambda: T.GRU(3, 4, bidirectional=True),
             lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            "torch.nn.GRU without bidirectional",
+            "torch.nn.GRU with bidirectional=False",
         ),
         (
             lambda: T.LSTM(3, 4, proj_size=2),
             lambda: nnx.RNN(nnx.LSTMCell(3, 4, rngs=R)),
-            "torch.nn.LSTM without bidirectional and proj_size",
+            "torch.nn.LSTM with bidirectional=False and proj_size=0",
         ),
         (
             lambda: T.MultiheadAttention(8, 2, add_bias_kv=True),

@@ -228,7 +228,7 @@ def test_an_array_storage_moves_to_the_device() -> None:
     assert len(buffer) == 20
     assert buffer.sample()["obs", "vector"].is_cuda
     assert buffer[3]["reward"].is_cuda
-    with pytest.raises(ConfigError, match="expected a writer that keeps a ring"):
+    with pytest.raises(ConfigError, match="expected a writer that overwrites the oldest rows"):
         ReplayBuffer(ArrayStorage(3), writer=core.MaxValueWriter("reward"), device="cuda")
     with pytest.raises(ConfigError, match="the device of the storage"):
         ReplayBuffer(TensorStorage(3, device="cuda"))

@@ -110,7 +110,7 @@ def test_what_is_no_spec_of_torchrl_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         unknown = data.Composite(a=data.Categorical(-1))
-    with pytest.raises(ConfigError, match="spec/a: expected a known number of codes"):
+    with pytest.raises(ConfigError, match="spec/a: expected a spec with a known number of codes"):
         from_torchrl(unknown)
 
 

@@ -197,4 +197,4 @@ def test_ray_starts_again_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     found = [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(2)]
     assert found[0]["begin"] in (2, 4)  # the last report may have been under way
     check(found, found[0]["begin"], 8)
-    assert "leave prepare_data_loader out" in (tmp_path / "told").read_text()
+    assert "Remove the call of prepare_data_loader" in (tmp_path / "told").read_text()

@@ -386,7 +386,7 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
         )
     _check(replay, "sample")
     if beta is not None and replay.beta is None:
-        raise ConfigError(f"beta: expected a replay with priorities, found {beta!r} and a replay without priorities")
+        raise ConfigError(f"beta: expected None, because this replay has no priorities, found {beta!r}")
     number = _checked_index(index)
     beta = layout.schedule if beta is None else beta
     if callable(beta):

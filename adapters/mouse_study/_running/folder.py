@@ -68,7 +68,7 @@ def _check_same(before: dict[str, Any], said: dict[str, Any], folder: Path) -> N
                 continue
             name, there, now = f"{name}: {changed[0]}", there[changed[0]], now.get(changed[0], "none")
         raise ConfigError(
-            f"study: expected the study that was begun in {str(folder)!r}, with {name} {_shown(there)}, found "
+            f"study: expected {name} {_shown(there)}, as in the study that was begun in {str(folder)!r}, found "
             f"{_shown(now)}; use another folder, or restore the earlier value"
         )
 

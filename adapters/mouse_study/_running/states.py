@@ -63,7 +63,7 @@ def _plain_of_framework(value: Any) -> Plain | None:
 def unplain(state: Plain, where: str) -> Any:
     """Convert the result of ``plain`` back to the value."""
     if not isinstance(state, dict) or len(state) != 1:
-        raise StateError(f"{where}: expected a value that was stored, found {state!r:.80}")
+        raise StateError(f"{where}: expected a value as a study stores it, found {state!r:.80}")
     ((kind, held),) = state.items()
     if kind in ("value", "array"):
         return held
@@ -294,11 +294,11 @@ def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
     if _is_container(part):
         form = next((name for name in ("dict", "list", "tuple") if name in state), None)
         if form is None:
-            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another part")
+            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another type")
         _give_children(part, state[form], where, made)
         return
     if "part" not in state:
-        raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another part")
+        raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another type")
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(unplain(state["part"], where))
     elif _is_nnx(part):
@@ -343,7 +343,9 @@ def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
     elif "list" in entry and not isinstance(before, list):
         part = []
     if not _is_part(part):
-        raise StateError(f"{where}: expected a part of the same type as the saved part, found {type(before).__name__}")
+        raise StateError(
+            f"{where}: expected an object of the same type as the saved object, found {type(before).__name__}"
+        )
     _give(part, entry, where, made)
     return part
 

@@ -235,9 +235,9 @@ class Worker:
             return StreamDigest.of(step, batch)
         except (TypeError, DataError, RecursionError) as error:
             raise ConfigError(
-                "batches: expected arrays by name, for the digest that proves equal data, found "
-                f"{type(batch).__name__}: {' '.join(str(error).split()):.200}; digest=False declares a study "
-                f"without digests"
+                "batches: expected a dict from names to arrays, because the study computes a digest of each batch, "
+                f"found {type(batch).__name__}: {' '.join(str(error).split()):.200}; to run without digests, pass "
+                "digest=False to the Study"
             ) from error
 
     def _is_due(self, step: int, every: int | None) -> bool:
@@ -339,7 +339,7 @@ def _numbers(values: Any, name: str) -> dict[str, float]:
     """Return the numbers that a step or an evaluation returned, by name."""
     given = values if isinstance(values, Mapping) else {name: values}
     if name == "loss" and name not in given:
-        raise ConfigError(f"step: expected a loss, found only {sorted(given)}")
+        raise ConfigError(f"step: expected a number 'loss' in the returned dict, found only {sorted(given)}")
     if ours := sorted(set(given) & set(_OURS)):
         raise ConfigError(
             f"step: expected names other than {', '.join(_OURS)}, which are recorded anyway, found {ours}"

@@ -80,7 +80,7 @@ class ReplayEnsemble(BufferModule):
                 raise ConfigError(f"replay {number}: expected a Replay with order='random', found {found!r}")
         devices = {replay.device for replay in replays}
         if len(devices) > 1:
-            raise ConfigError(f"replays: expected one device, found {sorted(map(str, devices))}")
+            raise ConfigError(f"replays: expected all replays on the same device, found {sorted(map(str, devices))}")
         self.shares, checked = shares_of(p, len(replays), self.batch_size), check_seed(seed)
         self.replays = torch.nn.ModuleList(replays)
         seeds = [_philox.signed(member_seed(checked, number)) for number in range(len(replays))]

@@ -239,9 +239,7 @@ class Replay(BufferModule):
         default = self.layout.batch_size
         size = default if batch_size is None else check_count("batch_size", batch_size)
         if beta is not None and not isinstance(self.sampler, ByPriority):
-            raise ConfigError(
-                f"beta: expected a replay with priorities, found {beta!r} and a replay without priorities"
-            )
+            raise ConfigError(f"beta: expected None, because this replay has no priorities, found {beta!r}")
         if self.sampler.order != "random" and size != default:
             raise ConfigError(f"batch_size: expected {default}, since each row is drawn once, found {size}")
         batch = self.drawn(size, None if index is None else number_of(index, self.device), beta=beta)

@@ -158,8 +158,9 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
         if len(counts) > 1 or numbers != list(range(counts[0])):
             # The files come from two writers, or are not complete: the rows would differ from the written rows.
             raise DataError(
-                f"{files[0].parent}: expected all N files of {split}-00000-of-N and so on, found N in {counts[:4]} "
-                f"and the file numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
+                f"{files[0].parent}: expected files {split}-00000-of-N, {split}-00001-of-N and so on, with the same N "
+                f"and no file missing, found N in {counts[:4]} and the file numbers "
+                f"{numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
             )
     return splits
 

@@ -761,7 +761,7 @@ def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> E
     cuts = [place for place in range(len(names)) if not place or names[place] != names[place - 1]]
     if len({names[cut] for cut in cuts}) < len(cuts):
         raise damaged(
-            folder, "expected consecutive numbers of the episodes in each file, found other episodes between them"
+            folder, "expected episodes with consecutive indices in each file, found other episodes between them"
         )
     firsts = there[cuts].tolist()
     stops = [*firsts[1:], len(counts)]

@@ -210,8 +210,9 @@ def write_lerobot(
     metadata = stream.metadata
     if frames_per_second is None and len(metadata.frames_per_second) > 1:
         raise ConfigError(
-            f"frames_per_second (--fps): expected one rate, found rows of {[*metadata.frames_per_second]} frames a "
-            "second; pass one of them, or write the rows of each rate separately"
+            "frames_per_second (--fps): expected rows with the same rate, found the rates "
+            f"{[*metadata.frames_per_second]} per second; pass one of these rates, or write the rows of each rate "
+            "separately"
         )
     rate = float(next(iter(metadata.frames_per_second), _RATE) if frames_per_second is None else frames_per_second)
     if not 0 < rate < 1e4:
@@ -586,7 +587,8 @@ def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
     for begins, columns in overlapping_pieces(rows):
         if columns.get(MISSING, np.zeros(1))[:-1].any():
             raise DataError(
-                "write_lerobot: expected every observation except the last, found more rows marked as missing"
+                "write_lerobot: expected at most the last observation of an episode to be marked as missing, found "
+                "earlier observations that are marked"
             )
         frames = {name: values[1:] if _brought(name) else values[:-1] for name, values in columns.items()}
         frames.pop(MISSING, None)

@@ -165,7 +165,7 @@ class Layout:
             counts[key] = (True, 1) if found == shape else (False, found[0])
         if len(set(counts.values())) > 1:
             numbers = {key: count for key, (_, count) in counts.items()}
-            raise SchemaError(f"{caller}: expected equally many rows in every field, found {numbers}")
+            raise SchemaError(f"{caller}: expected the same number of rows in every field, found {numbers}")
         is_one, count = next(iter(counts.values()))
         if count > self.steps:
             raise ConfigError(f"{caller}: expected at most {self.steps} time steps at once, found {count}")
@@ -256,8 +256,7 @@ def _check_order(
         raise ConfigError(f"period: expected 1 for order={order!r}, whose slices do not overlap, found {slices.period}")
     if batch_size > capacity:
         raise ConfigError(
-            f"batch_size: expected at most the {capacity} rows of the capacity, since each row is drawn once, "
-            f"found {batch_size}"
+            f"batch_size: expected at most {capacity}, the capacity, since each row is drawn once, found {batch_size}"
         )
 
 

@@ -373,7 +373,9 @@ class SliceUnits:
             ConfigError: The argument contains slots instead of slices.
         """
         if not isinstance(windows, Windows):
-            raise ConfigError("sampler: plan: expected slices of units.at_slots or units.find, found slots of rows")
+            raise ConfigError(
+                "sampler: plan: expected slices, as units.at_slots and units.find return them, found slots of rows"
+            )
         slices, marks, numbers = self.slices, self.marks, state["numbers"]
         start, env = xp.once(windows.start)[:, None], windows.env[:, None]
         row, mask = start + xp.range(slices.sequence_length), None

@@ -451,7 +451,7 @@ class PrioritizedSampler(BaseSampler):
             raise StateError("sampler: expected weights that are finite and not negative")
         lowest = 0 if self._within else 1
         if values["max_priority"] < lowest:
-            raise StateError(f"sampler: expected max_priority from {lowest}, found {values['max_priority']}")
+            raise StateError(f"sampler: expected max_priority of at least {lowest}, found {values['max_priority']}")
         self._set_largest(values["max_priority"])
         if self._within and weights.size:
             self._set_largest_weight(int(weights.max()))

@@ -122,7 +122,7 @@ class Compose:
                 behind = self.transforms[min(at for at in looking if at > number)]
                 raise ConfigError(
                     f"transform: expected {behind!r:.60}, which reads stored rows, before all transforms that can "
-                    f"change the rows; only NextView can precede it, found {other!r:.60}"
+                    f"change the rows; only NextView can precede it, found {other!r:.60} before it"
                 )
         for at in gathering:
             if getattr(self.transforms[at], "done", "done") != self.done:

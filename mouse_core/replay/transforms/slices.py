@@ -146,7 +146,7 @@ class MarkSlices:
         """Return the batch with the marks."""
         index, there, slices = (find_any(batch, key) for key in ("index", self.mask, "slice_id"))
         if index is None:
-            raise MissingFieldError("MarkSlices: expected the index of a batch, found none")
+            raise MissingFieldError("MarkSlices: expected a batch with a field 'index', found none")
         if index.ndim != 2 and slices is None:
             raise SchemaError(f"MarkSlices: expected slices [B, S], found single rows {list(index.shape)}")
         xp = namespace(index)

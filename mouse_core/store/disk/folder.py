@@ -352,7 +352,7 @@ def _check_files(segments: Sequence[Sealed], tails: Sequence[Tail], next_number:
     _check_counts([*known, *lists["batch_rows"], *lists["stride"], *lists["load"], *lists["body"]])
     _check_counts([tail.rows for tail in tails if tail.rows is not None])
     if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= next_number:
-        raise DataError(f"expected files with different numbers, each less than {next_number}, found {numbers[:9]}")
+        raise DataError(f"expected files with different numbers, all less than {next_number}, found {numbers[:9]}")
     if max(known, default=-1) >= schemas or not {*map(type, lists["digest"])} <= {str}:
         raise DataError(f"expected segments with a schema index below {schemas} and a digest that is text")
 

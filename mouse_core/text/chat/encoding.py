@@ -121,7 +121,7 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
         before = renderings(messages[:place], True)
         after = renderings(messages[: place + 1])
     except DataError as error:
-        raise DataError(f"{where} that the chat up to there has no text: {error}") from error
+        raise DataError(f"{where} that the template cannot render the chat up to this message: {error}") from error
     _check_header(renderings, before, place, where)
     for shorter, longer, what in ((before, after, "it"), (after, text, "what follows")):
         if not longer.startswith(shorter):

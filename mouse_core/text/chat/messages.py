@@ -174,7 +174,7 @@ class Renderings:
         free = [mark for mark in _MARKS if mark not in text][:2]
         if len(free) < 2:
             raise DataError(
-                "chat: expected a text without noncharacters U+FDD0 to U+FDEF, found nearly all noncharacters"
+                "chat: expected a text without the noncharacters U+FDD0 to U+FDEF, found nearly all of them"
             )
         marks = (free[0], free[1])
         return self._template._rendered(self.messages, self._tools, False, self._now, marks), *marks

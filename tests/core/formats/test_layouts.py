@@ -388,7 +388,7 @@ def test_an_npz_file_that_was_cut_or_claims_more(tmp_path: Path) -> None:
 
 def test_a_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "replay.pkl").write_bytes(b"\x80\x04cos\nsystem\n.")
-    with pytest.raises(ConfigError, match=r"found a pickle, which is a program .* numpy.savez"):
+    with pytest.raises(ConfigError, match=r"found a pickle file, which can run any code .* numpy.savez"):
         formats.open(tmp_path / "replay.pkl")
 
 

@@ -183,5 +183,5 @@ def test_rows_that_the_data_say_there_are(tmp_path: Path) -> None:
     file = tmp_path / "x-v0" / "data" / "metadata.json"
     about = json.loads(file.read_text())
     file.write_text(json.dumps(about | {"total_steps": about["total_steps"] + 1}))
-    with pytest.raises(DataError, match=rf"expected {whole.rows + 1} rows, as the data state"):
+    with pytest.raises(DataError, match=rf"expected {whole.rows + 1} rows, as declared in the data's metadata"):
         formats.open(tmp_path / "x-v0").to_table()
