@@ -104,7 +104,9 @@ def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         raise StateError(f"state: expected a dict {name!r}, found {part!r:.80}")
     for key, value in own.items():
         if part.get(key) != value:
-            raise StateError(f"state: {name}: expected {key} {value!r}, as in this buffer, found {part.get(key)!r:.80}")
+            raise StateError(
+                f"state: expected the {name} {key} {value!r}, as in this buffer, found {part.get(key)!r:.80}"
+            )
     return part
 
 

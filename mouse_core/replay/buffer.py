@@ -1450,7 +1450,8 @@ class ReplayBuffer(BaseBuffer):
         running = part_of(state, "transforms", {}) if "transforms" in state else {}
         if running and self._running_transforms and running.keys() != self._running_transforms.keys():
             raise StateError(
-                f"state: expected statistics of the transforms {[*self._running_transforms]}, found those of {[*running]}"
+                f"state: expected statistics of the transforms {[*self._running_transforms]}, found statistics of "
+                f"{[*running]}"
             )
         self._sync()
         counted = self._generations is not None and "generations" in state

@@ -181,8 +181,8 @@ def _one_a_row(key: FieldKey, values: npt.NDArray[Any], kinds: str = "biuf") -> 
     if values.size != len(values):
         raise SchemaError(
             f"episodes: {key!r}: expected one value per row, found rows of shape {list(values.shape[1:])}; if each "
-            "row is a complete trajectory, use only RandomTimeCrop, BurnIn and ReturnsToGo, because all other transforms "
-            "need rows that are single steps; store the ends of agents in a field 'agent_done'"
+            "row is a complete trajectory, use only RandomTimeCrop, BurnIn and ReturnsToGo, because all other "
+            "transforms need rows that are single steps; store the ends of agents in a field 'agent_done'"
         )
     return values.reshape(-1)
 
