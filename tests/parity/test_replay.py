@@ -221,7 +221,7 @@ def test_failures_of_prefetching(name: str) -> None:
     loader.close()
     with pytest.raises(ClosedError):
         loader.next_batch()
-    with pytest.raises(ConfigError, match="seed: expected the default, .* cannot be used with a replay buffer"):
+    with pytest.raises(ConfigError, match=r"seed: expected the default, .* cannot be used with a replay buffer"):
         package.PrefetchBatchifier(buffer, seed=3)
     with pytest.raises(ConfigError, match="batch_size"):
         package.PrefetchBatchifier(buffers.ReplayBuffer(ArrayStorage(8)))
