@@ -177,7 +177,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         sharding: The sharding of a complete batch over the devices of one or several processes, for example
             ``NamedSharding(mesh, P("data"))``; pass it instead of ``device``. Each process gathers only the rows of its
             devices, and ``source`` must deliver complete batches. As with ``shard="auto"``, the processes check that
-            they have the same source and options; ``shard="auto"`` may be combined with a sharding.
+            they deliver parts of the same batches; ``shard="auto"`` may be combined with a sharding.
 
     Raises:
         ConfigError: The device does not exist; the sharding does not divide a batch evenly (``uneven="pad"`` pads the

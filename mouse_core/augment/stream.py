@@ -136,7 +136,7 @@ class StreamAugment:
             apart: Whether each view gets its own arrays; False if all views are copied later.
 
         Returns:
-            ``views`` batches.
+            A tuple of ``views`` batches.
 
         Raises:
             DataError: A code is out of range, or a dtype cannot represent a number.

@@ -71,11 +71,12 @@ class BatchSource:
         weighting: The probability of windows, with the boundary "episode" and the sampling "random". "step": every
             window is equally likely, so long episodes are more frequent. "trajectory": every episode is equally likely.
         pad: With the boundary "episode": whether windows may have missing steps, in short episodes and, for windows
-            without overlap, at the end of each episode; False leaves such windows out. True repeats the last present
-            step; a number is the value of all fields in missing steps. None means True. With ``windows``, ``pad`` also
-            applies to rows beyond the ends of an episode; False leaves out anchors with such rows.
-        uneven: What happens if the windows of a batch cannot be divided evenly among the shards. "refuse": raise
-            ConfigError. "pad": every shard gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also
+            without overlap, at the end of each episode. With False, such windows are not drawn. With True, copies of
+            the last present step replace missing steps; a number is the value of all fields in missing steps. None
+            means True. With ``windows``, ``pad`` also applies to rows beyond the ends of an episode; with False,
+            anchors with such rows are not drawn.
+        uneven: What happens if the windows of a batch cannot be divided evenly among the shards. "refuse": ConfigError
+            is raised. "pad": every shard gets ``ceil(b / count)`` of ``b`` windows; a shard with fewer windows also
             gets the first window of the next shard. Batches then have a field ``mask``, bool ``[b, S]``, which is False
             in the additional window; pass the mask to ``global_mean`` of the framework's package. ``uneven`` is not
             part of the fingerprint.
@@ -84,7 +85,7 @@ class BatchSource:
             ...]``. A second field ``<field>_mask``, bool, ``[B, S, K]`` or ``[B, K]``, marks present rows. Rows beyond
             the ends of the anchor's episode are missing. Offset 0 is the anchor's row; for action, reward and done (see
             ``Field.transition``), offset 0 is the transition that leaves the anchor's observation, in either alignment.
-            ``{}`` delivers single rows, ``[B, ...]``.
+            With ``{}``, single rows are delivered, ``[B, ...]``.
         normalize: A dict from field to "mean_std", "min_max" or "quantiles", for which statistics of the snapshot's
             rows are computed; or a ``Normalizer``, whose statistics do not change with the snapshot. Normalised fields
             are float32 unless ``dtypes`` has another dtype; their values are bit-identical in every framework. See
@@ -309,7 +310,8 @@ class BatchSource:
         return (self[index] for index in range(self.epoch_start, self.epoch_start + len(self)))
 
     def __getitem__(self, index: int) -> Batch:
-        """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. Epochs continue without end.
+        """Return batch ``index``, ``{field: [b, S, ...]}`` in the dtypes of ``spec``. There is no last epoch, so
+        ``index`` has no upper limit.
 
         A batch without an axis of steps is ``{field: [b, ...]}``, and a packed batch is ``{field: [T, ...]}``; see
         ``spec.batch_dims``. With ``views`` above 1, the result is a tuple of batches.

@@ -85,7 +85,7 @@ def rows_behind(
     and ``steps`` 2, the result is the slots 1, 2, 2 with the mask True, True, False.
 
     Args:
-        index: Drawn slots, int64 ``[batch]``.
+        index: The drawn slots, int64 ``[batch]``.
         storage: The storage of the rows.
         steps: The number of following rows for each drawn row.
         episodes: Episode indexes; a following row is valid only if, in every index, the following row and the drawn row
@@ -193,7 +193,7 @@ def priorities_in(
         rows: The rows; see ``Storage.append``.
         key: The field of priorities.
         one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
-        ndim: ``ndim`` of the storage.
+        ndim: The attribute ``ndim`` of the storage.
         reduction: The function, one of ``REDUCTIONS``, that reduces several priorities of a row to one; None: several
             priorities of a row raise SchemaError.
 

@@ -707,7 +707,7 @@ class ReplayBuffer(BaseBuffer):
         return bool(getattr(self._sampler, "ran_out", False))
 
     def stats(self) -> dict[str, Any]:
-        """Return sizes and counters:
+        """Return a dict of sizes and counters:
 
         - ``size``, ``capacity``: number of rows, and the largest number of rows
         - ``written``: number of rows ever written
@@ -735,7 +735,8 @@ class ReplayBuffer(BaseBuffer):
             row: A tree of values, or for a ``ListStorage`` any object.
 
         Returns:
-            The index of the row, an int; -1 if the writer did not keep the row. With ``ndim=2`` int64 ``[num_envs]``.
+            The index of the row, an int; -1 if the writer did not keep the row. With ``ndim=2``, the result is int64
+            ``[num_envs]``.
 
         Raises:
             SchemaError: The structure, a dtype or a shape differs from the first write.

@@ -271,7 +271,7 @@ class Transition:
         return f"Transition({', '.join(name for name, _ in self)})"
 
     def clear(self) -> None:
-        """Unset all fields, for the next step."""
+        """Set all fields to None, for the next step."""
         self._values.clear()
 
 

@@ -262,12 +262,12 @@ class EpisodeWindows:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch.
         sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
-        weighting: For "random" only. "step": every window is equally likely, so long episodes are more frequent.
-            "trajectory": every episode with a window is equally likely.
+        weighting: Only for the sampling "random". "step": every window is equally likely, so long episodes are more
+            frequent. "trajectory": every episode with a window is equally likely.
         pad: Whether windows may be padded: the window of a short episode and, for windows without overlap, the last
-            window of each episode. False leaves such windows out. True pads with the last row; a number is the value of
-            all fields in missing steps.
-        drop_last: For "sequential" only; see ``SequentialWindows``.
+            window of each episode. With False, such windows are not drawn. With True, copies of the last row replace
+            missing steps; a number is the value of all fields in missing steps.
+        drop_last: Only for the sampling "sequential"; see ``SequentialWindows``.
 
     Raises:
         ConfigError: The sampling or the weighting is unknown, or the sampling does not support the weighting.
@@ -546,7 +546,7 @@ def sampler_of(
 SAMPLERS: dict[str, type] = {
     kind.name: kind for kind in (RandomWindows, LastWindows, SequentialWindows, CyclicWindows, BlockWindows)
 }
-"""The samplers over the stream, by name."""
+"""The samplers of windows of the stream, by name."""
 
 
 def window_sampler(

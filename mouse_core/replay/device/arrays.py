@@ -299,7 +299,7 @@ class Arrays:
         Args:
             key: The key of the order.
             n: Number of elements, from 1 to ``most``.
-            positions: Indices in ``[0, n)``.
+            positions: Positions in the order, each in ``[0, n)``.
             most: The largest number of elements.
             state: The result of ``no_order``, or the state that the previous call returned.
             anew: Whether a new order begins, different from the order in the state.
@@ -329,7 +329,7 @@ class Arrays:
         """Write values to slots of memory ``[R, 16]``; if a slot occurs twice, its last value is written.
 
         Args:
-            memory: Memory as ``wide_memory`` returns it.
+            memory: Memory that ``wide_memory`` returned.
             slots: Int ``[n]``.
             there: Whether each value is written, bool ``[n]``.
             values: Values in the representation that ``pack`` returns, ``[n]``.

@@ -132,8 +132,8 @@ class Slices:
     Args:
         sequence_length: Number of steps in a slice, S.
         pad: Whether episodes shorter than a slice are drawn, padded to S steps, with a field ``mask``. True repeats the
-            nearest existing step; a number is the value of all fields in missing steps. False leaves short episodes
-            out.
+            nearest existing step; a number is the value of all fields in missing steps. With False, short episodes are
+            not drawn.
         end_key, truncated_key, traj_key: The fields that mark the ends of episodes; by default all fields of the rows
             with known names, as in ``SliceSampler``. Trajectory numbers must be integers.
         period: The number of steps between the beginnings of two successive slices of an episode. Steps are counted

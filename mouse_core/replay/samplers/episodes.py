@@ -59,15 +59,15 @@ class Marks(NamedTuple):
     other_ids: npt.NDArray[Any] | None = None
 
     def last(self) -> Marks:
-        """The marks of the last time step."""
+        """The values of the last time step."""
         return Marks(*[None if values is None else values[-1:].copy() for values in self])
 
     def others(self) -> Marks:
-        """The marks of the fields that are only compared with the other fields, for warnings."""
+        """The values of the fields that are only compared with the other fields, for warnings."""
         return Marks(self.other_ends, self.other_ids)
 
     def begins(self, before: Marks | None) -> Bools:
-        """Whether each step begins an episode, ``[n, E]``; ``before`` holds the marks of the previous time step."""
+        """Whether each step begins an episode, ``[n, E]``; ``before`` contains the values of the previous time step."""
         end = None if before is None or before.ends is None or self.ends is None else before.ends[-1]
         identity = None if before is None or before.ids is None else before.ids[-1]
         return step_begins(self.ends, end, ids=self.ids, id_before=identity)
@@ -82,8 +82,8 @@ def find_fields(
     Args:
         read: A function that takes a field's name and returns the field's values.
         traj_key, end_keys: The named fields.
-        done: The field that replaces ``"done"`` in ``END_KEYS``; the fields "terminated" and "truncated" on the same
-            level of nesting replace the other fields.
+        done: The field of done codes. If it is not ``"done"``, ``END_KEYS`` are not used, but this field and the fields
+            "terminated" and "truncated" on the same level of nesting.
 
     Raises:
         MissingFieldError: The caller names no field, and the rows have no field of ``END_KEYS`` or ``TRAJ_KEYS``.

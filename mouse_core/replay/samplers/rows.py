@@ -433,8 +433,8 @@ class StalenessSampler(BaseSampler):
         version_key: The field with the version of the policy that collected the row, an integer.
 
     Attributes:
-        version: The version of the trained policy; set ``version`` when it changes. None: the newest version among the
-            rows.
+        version: The version of the trained policy; set ``version`` when the policy's version changes. None: the newest
+            version among the rows.
 
     Raises:
         ConfigError: An argument is out of range.

@@ -88,7 +88,7 @@ class Signatures:
 
         Args:
             items: All objects of the storage, by slot.
-            slots: Slots, of any shape.
+            slots: Slots, an array of any shape.
 
         Raises:
             SchemaError: The objects have different fields.

@@ -807,7 +807,7 @@ class MemmapStorage(RowStorage):
         return now
 
     def _writing(self) -> Counters:
-        """Prepare for a write: call ``_catch_up``."""
+        """Call ``_catch_up``, to prepare for a write."""
         if self._head.closed:
             self._head.closed = False
             self._sync_head()

@@ -279,7 +279,7 @@ def _cut_short(batch: Any, codes: Array | None) -> Array | None:
 
 
 def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
-    """Return the mask of existing steps, bool ``[N, T]``; without a mask all steps exist."""
+    """Return the mask of existing steps, bool ``[N, T]``; if there is no mask, all steps exist."""
     xp = namespace(codes)
     found = find_any(batch, mask)
     if found is None:

@@ -51,8 +51,8 @@ class RandomTimeCrop:
 
     Args:
         sequence_length: Number of steps of a sub-trajectory.
-        mask: The field that marks the existing steps, which must be a contiguous range in each slice. Without this
-            field, all steps exist.
+        mask: The field that marks the existing steps, which must be a contiguous range in each slice. If the batch
+            lacks this field, all steps exist.
 
     Raises:
         ConfigError: The length is not a positive integer.
@@ -119,7 +119,7 @@ class MarkSlices:
     Args:
         first: The field, or a list of fields, that are True in the first step of each slice.
         last: The field, or a list of fields, that are True in the last step of each slice.
-        mask: The field that marks the existing steps; without this field all steps exist.
+        mask: The field that marks the existing steps; if the batch lacks this field, all steps exist.
 
     Raises:
         ConfigError: Neither ``first`` nor ``last`` names a field.

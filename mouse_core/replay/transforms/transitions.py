@@ -83,8 +83,8 @@ class HindsightRelabel:
         strategy: "future", "final", "episode" or "random".
         ratio: The probability with which a transition gets a new goal, in ``[0, 1]``: with 0.8, on average four of five
             transitions get a new goal.
-        takes: The alignment of the rows. "arrived" rows, and "outgoing" rows without ``next``, pass through
-            ``NextView`` first.
+        takes: The alignment of the rows. For "arrived" rows, and for "outgoing" rows without ``next``, ``NextView`` is
+            applied first.
         horizon: The largest number of steps between a transition and its goal, if a buffer draws the goals; None: goals
             are drawn up to the end of the episode.
         goal, achieved, reward, done, mask: The names of the fields of the goal, the achieved goal, the reward, done and
@@ -469,7 +469,7 @@ class NStep:
     Args:
         n: The largest number of steps in a sum, at least 1.
         discount: The discount of one step, in ``[0, 1]``.
-        takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
+        takes: The alignment of the rows. For "arrived" rows, ``NextView(takes="arrived")`` is applied first.
         reward, done: The names of the reward and done fields. Each field is read under ``next`` if the field exists
             under ``next``, else at the root. See ``NextView`` for ``done``.
         mask: The field that marks the existing steps.

@@ -31,9 +31,9 @@ class VecNorm:
     Every written row counts once, even if the row is overwritten later. Rows that exist when a buffer is created also
     count. Rows that another process or buffer writes count at the next draw or write of this buffer, if they still
     exist. Rows that are overwritten by the same write, and changes in place (``buffer[i] = row``), do not count. NaN
-    and infinities are ignored. A batch is normalised by the statistics at the time of its draw, also if several threads
-    apply the transform. The current statistics are saved in the buffer's state. The statistics are computed on the host
-    in float64, so that all frameworks get equal values.
+    and infinite values are ignored. A batch is normalised by the statistics at the time of its draw, also if several
+    threads apply the transform. The current statistics are saved in the buffer's state. The statistics are computed on
+    the host in float64, so that all frameworks get equal values.
 
     ``VecNorm`` must precede other transforms that change its fields. The exceptions are ``NextView``,
     ``HindsightRelabel`` and a ``CatFrames`` of vectors, which may precede ``VecNorm``. A field under ``next`` is
