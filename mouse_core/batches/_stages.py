@@ -243,7 +243,7 @@ class StreamMap:
         """Apply the function to each view; see ``Stage``.
 
         Raises:
-            SchemaError: The function's result does not match its spec.
+            SchemaError: The function's result does not match the ``spec`` of the ``Map``.
             DataError: The framework's dtype cannot represent a number of the result.
             Exception: The error that the function raises, with a note that names the batch.
         """

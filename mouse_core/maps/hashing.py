@@ -313,8 +313,8 @@ def _hash_words(words: npt.NDArray[np.uint32], seed: int, out: npt.NDArray[np.ui
 
 @lru_cache(maxsize=64)
 def _coefficients(seed: int, words: int, count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return the coefficients of ``count`` hash functions: the constants ``[count]``, and the factors ``[words,
-    count]``.
+    """Return the coefficients of ``count`` multilinear hash functions: the constants ``[count]``, and the factors
+    ``[words, count]``.
     """
     found = np.stack([Key(seed, Purpose.HASHES, lane).bits(words + 1) for lane in range(count)], axis=1)
     return found[0], found[1:]

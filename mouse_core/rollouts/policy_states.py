@@ -61,8 +61,8 @@ class PolicyStates:
             step: The index of the row to which the states will be written.
 
         Raises:
-            SchemaError: ``given`` is not a pair, its environments, structures, shapes or dtypes differ from earlier
-                rows, or earlier rows had no hidden states.
+            SchemaError: ``given`` is not a pair; the number of environments, the structure, a shape or a dtype differs
+                from earlier rows; or earlier rows had no hidden states.
             MissingFieldError: ``given`` is None although earlier rows had states.
         """
         said = isinstance(given, tuple | list) and len(given) == 2

@@ -112,7 +112,7 @@ def split_and_pad_trajectories(
         are True where a row exists.
 
     Raises:
-        SchemaError, ConfigError: Shapes do not match; see also ``trajectory_rows``.
+        SchemaError, ConfigError: The shapes of ``values`` and ``dones`` do not match; see also ``trajectory_rows``.
     """
     if tuple(values.shape[:2]) != tuple(dones.shape[:2]):
         raise SchemaError(

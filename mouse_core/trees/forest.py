@@ -475,7 +475,7 @@ class Forest:
             rows: A tree of arrays ``[n, ...]``; fields that are not part of the observation are ignored.
 
         Raises:
-            SchemaError: The observations have another shape or dtype.
+            SchemaError: The observations differ in shape or dtype from the observations in the forest.
         """
         nodes: Integers = self._node_map.index(rows)
         return nodes

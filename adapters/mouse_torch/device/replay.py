@@ -146,7 +146,7 @@ class Replay(BufferModule):
                 are copied.
 
         Raises:
-            SchemaError: Fields, shapes or dtypes differ from the example.
+            SchemaError: The fields, shapes or dtypes of the rows differ from the example.
             ConfigError: ``rows`` has more rows than the capacity.
         """
         given, count = self.rows.accepted(rows, self.layout)
@@ -292,7 +292,7 @@ class Replay(BufferModule):
             path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
 
         Raises:
-            SchemaError: NumPy does not have the dtype of a field.
+            SchemaError: NumPy lacks the dtype of a field.
             StorageError: The file cannot be written (also an OSError).
         """
         buffer = self._like()
@@ -333,7 +333,7 @@ class Replay(BufferModule):
 
         Raises:
             ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
-            SchemaError: NumPy does not have the dtype of a field.
+            SchemaError: NumPy lacks the dtype of a field.
         """
         xp, _, state, ring = self._in_torch()
         lead = (ring.steps,) if ring.num_envs is None else (ring.steps, ring.num_envs)

@@ -1,4 +1,5 @@
-"""Replay on a device, shared by torch and JAX: pure functions from arrays and a state to arrays and the next state.
+"""Replay on a device, shared by torch and JAX: pure functions that take arrays and a state, and return arrays and the
+next state.
 
 ``arrays`` has the array functions that a framework provides, ``layout`` checks users' arguments, and ``units`` finds
 rows and slices. ``sum_tree`` has the weights of rows, ``samplers`` has the samplers, and ``moving`` copies replays to

@@ -43,7 +43,7 @@ def joined(xp: Arrays, batches: Mapping[int, dict[str, Any]], owner: Any, places
         owner, places: The results of ``members_of``.
 
     Raises:
-        SchemaError: The batches have different fields.
+        SchemaError: The batches of the members have different fields.
     """
 
     def join(key: Any, parts: list[Any], numbers: list[int]) -> Any:

@@ -279,7 +279,7 @@ def _find_marks(fields: Mapping[FieldKey, Any], slices: Slices) -> EpisodeFields
     """Return the fields of a row that mark the ends of episodes.
 
     Raises:
-        MissingFieldError: No such field exists, or a named field is missing.
+        MissingFieldError: The row has no field that marks the ends of episodes, or lacks a field that the caller named.
         SchemaError: A field has several values per row, or trajectory numbers are not integers.
     """
 

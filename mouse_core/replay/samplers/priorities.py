@@ -395,7 +395,8 @@ class PrioritizedSampler(BaseSampler):
         Raises:
             DataError: A priority is negative, not finite in float32, or above the limit for the capacity.
             IndexError: A slot is not in use.
-            ConfigError: The shapes differ, or the index does not contain integers.
+            ConfigError: The shape of ``priority`` does not match the shape of ``index``, or ``index`` does not contain
+                integers.
 
         After an error the priorities are unchanged.
         """
