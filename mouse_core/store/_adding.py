@@ -32,8 +32,8 @@ _RESERVED = ("observation", "action", "reward", "done", "agent_done", "episode_s
 
 
 def parts_of(episode: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays of an episode by name (see ``PARTS``), and the columns that have a single value for the whole
-    episode.
+    """Return the arrays of an episode by name (see ``PARTS``), and the columns that have only one value for all rows of
+    the episode.
 
     Args:
         episode: A mapping of parts, an object with parts as attributes, or None.
@@ -80,8 +80,8 @@ def episode_columns(
         declared: The declared columns of the store. Values of declared columns may have any type.
 
     Returns:
-        A tuple of three: the columns by name, arrays ``[rows, ...]`` or lists of texts; the alignment; and the names of
-        the additional columns whose values belong to transitions.
+        A tuple of three: a dict from the name of each column to an array ``[rows, ...]`` or a list of texts; the
+        alignment; and the names of the additional columns whose values belong to transitions.
 
     Raises:
         DataError: Parts contradict each other, or values are neither numbers nor texts.
@@ -153,8 +153,8 @@ def _shown(part: str, column: str) -> str:
 
 
 def _leaves(part: str, value: Any, declared: Mapping[str, pa.Field]) -> Columns:
-    """Return the arrays of a nested part by column. If a part is a list, the list holds one value for each step; a
-    value may be a dict.
+    """Return the arrays of a nested part by column. If a part is a list, the list holds one value for each step; this
+    value can be a dict.
     """
     column = part.removesuffix("s")
 
@@ -266,7 +266,7 @@ def _ends(parts: Mapping[str, Any], rewards: npt.NDArray[Any]) -> Columns:
 
 
 def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
-    """Raise DataError if an episode ended before its last transition."""
+    """Raise DataError if a flag says that an episode ended before its last transition."""
     early = np.flatnonzero(ended[:-1])
     if len(early):
         raise DataError(
@@ -276,7 +276,7 @@ def _check_last(name: str, ended: npt.NDArray[np.bool_]) -> None:
 
 
 def _repeated(name: str, value: Any, count: int, declared: pa.Field | None) -> Any:
-    """Repeat a value of the whole episode for each of its rows."""
+    """Repeat a value that belongs to the whole episode, once for each row of the episode."""
     if name.split(".")[0] in _RESERVED:
         raise SchemaError(f"add_episode: expected parts {list(PARTS)}, or columns with other names, found {name!r}")
     if value is None or isinstance(value, str | bytes) or declared is not None:

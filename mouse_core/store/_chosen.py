@@ -298,8 +298,8 @@ def _column_of(table: pa.Table, name: Any, label: str) -> pa.ChunkedArray:
 
 
 def _holds(table: pa.Table, name: str, value: Any) -> Bools:
-    """Return whether each value of a column meets a condition: the value equals a given value, is in a given list, or
-    is in a given range.
+    """Return whether each value of a column meets a condition. A condition is met if the value equals a given value, is
+    in a given list, or is in a given range.
     """
     column = _column_of(table, name, "where")
     several = isinstance(value, list | set | frozenset | range | np.ndarray)
@@ -362,8 +362,8 @@ class SplitRule:
 
     Args:
         name: Name of the part.
-        low, high: The part consists of the episodes whose random number, drawn from ``[0, 1)``, is at least ``low`` and
-            below ``high``.
+        low, high: For each episode, a random number is drawn from ``[0, 1)``. The part consists of the episodes whose
+            number is at least ``low`` and below ``high``.
         seed: Seed of the random numbers.
         by: "episode", or a column: one number is drawn for each value of that column.
     """

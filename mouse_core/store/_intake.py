@@ -105,7 +105,7 @@ class StoreSchema:
         return merged
 
     def _adopt(self, said: Sequence[tuple[str, DatasetMetadata]]) -> None:
-        """Check the metadata of datasets, and take from the metadata the options that the store's arguments do not
+        """Check the metadata of datasets, and use the metadata to set the options that the store's arguments do not
         set.
         """
         from mouse_core.metadata import joined
@@ -274,7 +274,7 @@ class StoreSchema:
         return columns
 
     def hint(self, name: str, value: Any = None) -> str:
-        """Return the end of an error message: the remedy for a value that a column's field cannot read, or ""."""
+        """Return the end of an error message about a value that a column's field cannot read: the remedy, or ""."""
         if isinstance(value, Mapping) and not value.keys() <= {"bytes", "path"}:
             parts = ", ".join(repr(f"{name}.{key}") for key in [*value][:3])
             return f"; give each part of the dict as a column of its own, such as {parts}"
@@ -526,7 +526,9 @@ class StoreBackend:
         return Segment.of_extent(self._extent, self.schema.image_roots)
 
     def seal_open(self) -> None:
-        """Seal the open extent. The next row opens a new extent, which has all columns that are known at that time."""
+        """Seal the open extent. The next row opens a new extent, which has all columns that are known when the row is
+        appended.
+        """
         segment = self.open_segment()
         self._extent = None
         if segment is not None:

@@ -69,7 +69,8 @@ def runs_of(numbers: pa.ChunkedArray, rows: int, chunk_starts: npt.NDArray[np.in
 
 
 def first_picked(column: pa.ChunkedArray, numbers: pa.ChunkedArray) -> int | None:
-    """Return the first of the picked rows of a column whose value is not null; None if all are null.
+    """Return the first of the picked rows in which the column's value is not null; None if the value is null in all
+    picked rows.
 
     Raises:
         DataError: The row indices cannot be read.
@@ -306,7 +307,9 @@ class Segment:
         return self
 
     def begins_as(self, other: Segment) -> bool:
-        """Return whether one of two segments begins with all rows of the other segment."""
+        """Return whether this segment begins with all rows of the other segment, or the other segment with all rows of
+        this segment.
+        """
         same_place = self.place is not None and self.place == other.place
         return self is other or same_place or (self.extent is not None and self.extent is other.extent)
 
@@ -372,7 +375,7 @@ class Segment:
 
 
 class FileSegment(Segment):
-    """A segment whose files are opened when their rows are read.
+    """A segment of rows in files; each file is opened when rows of the file are read.
 
     Args:
         schema: The columns.
@@ -424,7 +427,7 @@ class FileSegment(Segment):
 
 
 def _as_whole(name: str) -> Any:
-    """Return a property or method that delegates to the underlying segment."""
+    """Return a property or method that is taken from the underlying segment."""
     return property(lambda view: getattr(view.whole, name))
 
 
@@ -525,7 +528,7 @@ def run_starts(segments: Sequence[Segment], rows: int, name: str) -> Int64s:
     Args:
         segments: The segments of the rows.
         rows: Number of leading rows to compare.
-        name: A column of single numbers or texts; null counts as a value.
+        name: A column of single numbers or texts; null is treated as a value.
     """
     return np.concatenate([np.nonzero(differs)[0] + at for _, differs, at in changes(segments, rows, name, 0)])
 

@@ -1,7 +1,8 @@
-"""Stores with derived fields: returns, times, the previous action, ends of episodes.
+"""Stores with derived fields, such as returns, times, the previous action, and ends of episodes.
 
-A derived field is computed when it is first read, once per snapshot, for a few episodes at a time. All derived fields
-except ``Terminated`` and ``Truncated`` belong to the row's observation, so their values do not depend on the alignment.
+A derived field is computed once per snapshot, when the field is first read; the computation processes a few episodes at
+a time. All derived fields except ``Terminated`` and ``Truncated`` belong to the row's observation, so their values do
+not depend on the alignment.
 """
 
 from __future__ import annotations
@@ -156,13 +157,15 @@ _LENGTH = 4096
 
 
 class Derivation(Protocol):
-    """The computation of a derived field from other fields; the computation must be a pure function of whole episodes.
+    """The computation of a derived field from other fields. The computation must be a pure function of complete
+    episodes.
 
-    Fingerprints contain the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the class defines no
-    ``repr``, or if the ``repr`` abbreviates arrays, fingerprints contain the class and the values of its attributes.
-    The values of an episode must not depend on other episodes: ``compute`` gets a few episodes at a time. When a store
-    grows, only episodes that may have changed are computed again. If the field belongs to transitions, like ``done``,
-    the attribute ``transition`` is True; sources use this attribute for their argument ``windows``.
+    The fingerprint of a store contains the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the
+    class defines no ``repr``, or if the ``repr`` abbreviates arrays, the fingerprint contains the class and the values
+    of the derivation's attributes instead. The values of an episode must not depend on other episodes: ``compute`` gets
+    a few episodes at a time. When a store grows, only new episodes, and the episode that was unfinished before, are
+    computed. If the field belongs to transitions, like ``done``, the attribute ``transition`` is True; sources use this
+    attribute for their argument ``windows``.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -179,18 +182,18 @@ class Derivation(Protocol):
         ...
 
     def compute(self, rows: EpisodeRows) -> Array:
-        """Compute the field's values, ``[n, *shape]``, for the rows of one or more whole episodes."""
+        """Compute the field's values, ``[n, *shape]``, for the rows of one or more complete episodes."""
         ...
 
 
 class EpisodeRows:
-    """Consecutive rows of whole episodes: the input of a ``Derivation``.
+    """Consecutive rows of complete episodes: the input of a ``Derivation``.
 
     An unfinished episode ends with the last present row.
 
     Args:
         snapshot: The snapshot from which values are read.
-        begin: Index in the snapshot of the first row.
+        begin: The index of the first row in the snapshot.
         lengths: Number of rows of each episode, int64 ``[e]``.
     """
 
@@ -228,8 +231,8 @@ class EpisodeRows:
     def steps_left(self) -> Int64s:
         """The number of transitions after each row's observation, int64 ``[n]``.
 
-        The last row of an "arrived" episode holds the final observation of the episode, which no transition leaves. The
-        last row of an "outgoing" episode holds the observation that the last transition leaves.
+        With alignment "arrived", the last row of an episode holds the final observation, from which no transition
+        begins. With "outgoing", the last row holds the observation from which the last transition begins.
         """
         left: Int64s = np.repeat(self.last_rows, self.lengths) - np.arange(self.num_rows)
         if self.alignment == "outgoing":
@@ -282,10 +285,10 @@ class EpisodeRows:
         return self._snapshot.spec
 
     def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
-        """Return, for each row, the action, reward or done of the transition that leaves the row's observation.
+        """Return, for each row, the action, reward or done of the transition that begins at the row's observation.
 
-        The value is 0 if no transition leaves the observation, as in the last row of an "arrived" episode. For a field
-        of observations, the value of the row itself is returned.
+        The value is 0 if no transition begins at the observation, as in the last row of an episode with alignment
+        "arrived". For a field of observations, the value of the row itself is returned.
 
         Args:
             field, dtype: As in ``values``.
@@ -358,7 +361,7 @@ def _number(name: str, dtype: str, stored: str = "") -> FieldSpec:
 
 
 def _is_by_agent(rows: Spec, reward: FieldSpec) -> bool:
-    """Return whether rewards have a number for each agent and the store has the field ``agent_done``."""
+    """Return whether each reward has one number per agent, and the store has the field ``agent_done``."""
     return "agent_done" in rows and reward.shape[:1] == rows["agent_done"].shape
 
 
@@ -377,12 +380,12 @@ def _sums(rewards: Array, sums: Callable[[Floats], Floats]) -> Array:
 class Return:
     """The discounted sum of the future rewards of the episode, float32: the return-to-go.
 
-    ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t. The sum
-    ends with the episode; the sum is 0 if no transition leaves the observation (Sutton and Barto, "Reinforcement
+    ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that begins at observation t. The
+    sum ends with the episode; the sum is 0 if no transition begins at the observation (Sutton and Barto, "Reinforcement
     learning", 2nd edition, section 3.3). With a discount of 1, the sum is the return-to-go of D4RL's evaluations and of
-    decision transformers. Sums are computed in float64. In an unfinished episode, the sum runs over the existing rows.
-    If rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum contains no
-    rewards after the end of that agent.
+    decision transformers. Sums are computed in float64. In an unfinished episode, the sum includes only the rows that
+    exist. If rewards are vectors, the sums are vectors. If the store has the field ``agent_done``, an agent's sum
+    contains no rewards after the end of that agent.
 
     Args:
         discount: The discount per step, in ``[0, 1]``.
@@ -425,7 +428,8 @@ def _steps_taken(rows: EpisodeRows, n: int) -> Array:
 
 @dataclass(frozen=True)
 class NStepReturn:
-    """The discounted sum of the next ``n`` rewards, float32; the sum plus a bootstrap value is an n-step target.
+    """The discounted sum of the next ``n`` rewards, float32. The sum plus a discounted bootstrap value is an n-step
+    target.
 
     ``G[t] = sum(discount**k * r[t + k] for k in range(m))``, where ``r`` is defined as in ``Return``, and ``m`` is
     ``n``, or less if the episode ends earlier. The target is ``G[t] + d[t] * V(observation t + m)``, where ``d`` is
@@ -569,7 +573,7 @@ class Previous:
 
 @dataclass(frozen=True)
 class IsFirst:
-    """Whether a row is the first of its episode, bool."""
+    """Whether a row is the first row of its episode, bool."""
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
         """Return a spec of bool, stored as uint8."""
@@ -582,8 +586,8 @@ class IsFirst:
 
 @dataclass(frozen=True)
 class IsLast:
-    """Whether a row is the last of its episode, bool. In an unfinished episode, the last present row counts as the last
-    row.
+    """Whether a row is the last row of its episode, bool. In an unfinished episode, the last present row counts as the
+    last row.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -677,7 +681,7 @@ class DerivedSegment(SegmentView):
         return taken
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """Return a column; reading a recorded column computes no derived column."""
+        """Return a column. If the column is recorded, no derived column is computed."""
         return self._column(name) if name in self._derived else self.whole.column(name)
 
     @property
@@ -761,8 +765,8 @@ def _is_lasting(segment: Segment) -> bool:
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
-    """Return the metadata of a file of derived values: the version of the format, and all properties that determine the
-    values.
+    """Return the metadata for a file of derived values: the version of the file format, and all properties that
+    determine the values.
     """
     return {
         "version": _VERSION,
@@ -779,8 +783,8 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
     differ.
 
     ``digest`` returns the digest of a field's values; the file contains the names and digests of the fields from which
-    its values were computed. A damaged or truncated file counts as missing, because the derived values can be computed
-    again.
+    its values were computed. A damaged or truncated file is treated as missing, because the derived values can be
+    computed again.
     """
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
@@ -806,8 +810,8 @@ def _checksum_of(values: Array) -> str:
 
 
 def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
-    """Write a file of derived values, replacing an existing file; ``read`` has the digests of the fields from which the
-    values were computed.
+    """Write a file of derived values, and replace an existing file. ``read`` has the digests of the fields from which
+    the values were computed.
 
     Raises:
         StorageError: The file cannot be written; an existing file is unchanged.
@@ -835,7 +839,7 @@ class DerivedColumns:
     Args:
         base: The snapshot.
         derivations: The derivations of the fields, by name.
-        computed: Known arrays by field and segment.
+        computed: Arrays that are computed already, by field and segment.
         path: The folder of the files of derived values; None: values stay in memory.
         digests: Known digests, by name, of the fields that derived fields are computed from.
     """
@@ -879,7 +883,7 @@ class DerivedColumns:
     def values(self, name: str, segment: int) -> Array:
         """Return a field's values for the rows of a segment's table, ``[rows, *shape]``, in the stored dtype.
 
-        The values of rows that are not in the snapshot are 0.
+        In rows of the table that are not in the snapshot, the values are 0.
         """
         with self._lock:
             if name not in self._computed:
@@ -957,7 +961,7 @@ class DerivedColumns:
         return placed
 
     def _kept(self, name: str) -> Array:
-        """Return all values of a derived field, from its file if the file is valid."""
+        """Return all values of a derived field; if the file of the field is valid, read the values from the file."""
         if not self._is_kept:
             return self._compute(name, 0)
         assert self.path is not None
@@ -985,7 +989,9 @@ class DerivedColumns:
         return self.path is not None and is_lasting(self.base)
 
     def _compute(self, name: str, first: int) -> Array:
-        """Compute a field for the rows from ``first`` on, where an episode begins: ``[num_rows - first, *shape]``."""
+        """Compute a field for the rows from ``first`` on, ``[num_rows - first, *shape]``; an episode must begin at row
+        ``first``.
+        """
         spec, derivation = self.specs[name], self.derivations[name]
         values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
         for rows, begin in self._blocks(first):
@@ -1038,9 +1044,9 @@ def _common_rows(before: Snapshot, after: Snapshot) -> int:
 class DerivedStore(Store):
     """A store with derived fields: returns-to-go, times, the previous action, and others.
 
-    Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when it is
-    first read, and kept in memory, in 4 bytes a row for most fields. Later rows appear in the next snapshot, where the
-    derived values of an unfinished episode can differ. If all rows come from datasets, a pickled
+    Every loader delivers derived fields like other fields. A derived field is computed once per snapshot, when the
+    field is first read. The values stay in memory; most fields need 4 bytes per row. Later rows appear in the next
+    snapshot, where the derived values of an unfinished episode can differ. If all rows come from datasets, a pickled
     store contains no derived values: another process computes the derived values again, or maps them from ``path``.
 
     Args:
@@ -1054,7 +1060,7 @@ class DerivedStore(Store):
             folder is used only if all rows come from datasets. None: values stay in memory.
 
     Raises:
-        StorageError: When a field is first read: derived values cannot be written.
+        StorageError: Derived values cannot be written. Raised when a field is first read.
         ConfigError: ``store`` is not a store, or a derivation is invalid. The first snapshot with rows raises
             ConfigError if the store has a field of the same name, and MissingFieldError if a field that a derivation
             reads is missing.

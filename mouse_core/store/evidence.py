@@ -31,7 +31,8 @@ _APPENDED_ROWS = 1024
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
-    """Warn if, among the first rows, the first row of an episode has a reward, since no action precedes that row.
+    """Inspect the first rows of a segment, and warn if the first row of an episode has a reward, because no action
+    precedes such a row.
 
     Args:
         segment: The rows, of alignment "arrived".
@@ -45,7 +46,7 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *
 
 
 def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> bool:
-    """Inspect appended rows like ``warn_of_rewards``; return True if later rows need no inspection."""
+    """Inspect appended rows in the way of ``warn_of_rewards``; return True if later rows need no inspection."""
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in extent.extents}
     count = min(extent.count, _APPENDED_ROWS)
     rows = pa.table({column: extent.extents[column].to_arrow(count) for column in columns.values()})
@@ -97,7 +98,7 @@ class FirstRows:
             self._rows += batch.num_rows
 
     def warn_of_rewards(self, label: str, *, stacklevel: int) -> None:
-        """Warn about the rows seen so far; see the function ``warn_of_rewards``."""
+        """Warn about rewards in the rows that were added so far; see the function ``warn_of_rewards``."""
         if self._batches:
             rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
             columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
@@ -117,7 +118,7 @@ _FLAGS = (
 
 
 def flags_in(names: Container[object]) -> tuple[str, str] | None:
-    """Return the names of the columns of the flags terminated and truncated, if rows have both columns."""
+    """Return the names of the two columns with the flags terminated and truncated, if rows have both columns."""
     return next((pair for pair in _FLAGS if pair[0] in names and pair[1] in names), None)
 
 

@@ -187,7 +187,7 @@ class FieldReader:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the properties that determine the field's values, without the delivered dtype."""
+        """Return the properties that determine the field's values; the delivered dtype is not included."""
         spec, crop = self.spec, self.field.crop
         column = spec.column if crop is None else f"{spec.column} cropped to {list(crop)}"
         return [spec.name, column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
@@ -202,8 +202,8 @@ class FieldReader:
                 )
 
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """Return the dtype in which to transfer values that are converted to ``dtype`` later: the column's dtype if the
-        later conversion is lossless, else ``dtype``.
+        """Return the dtype in which to transfer values that are converted to ``dtype`` later: the column's dtype if it
+        converts to ``dtype`` without loss, else ``dtype``.
         """
         stored = self.column.kind.dtype
         lossless = self.holds_fills and is_lossless(stored, dtype) and stored.itemsize <= dtype.itemsize

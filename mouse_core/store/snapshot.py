@@ -246,11 +246,13 @@ class Snapshot:
         return self if config is self.config else self.with_columns(self.segments, config)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:
-        """Return the sampler to use for this snapshot; if all rows come from one store, return ``sampler`` itself."""
+        """Return the sampler for this snapshot. If all rows come from one store, this is ``sampler`` itself."""
         return sampler
 
     def lacking(self, reader: FieldReader) -> str | None:
-        """Return a text that names a dataset without any value of a field; None if every dataset has values."""
+        """Return a text that names a dataset in which a field has no value; None if the field has values in every
+        dataset.
+        """
         return rows_without(self.segments, self.num_rows, reader.spec.column)
 
     @memo
@@ -319,7 +321,7 @@ class Snapshot:
     @property
     def metadata(self) -> DatasetMetadata:
         """The metadata of a snapshot. If the alignment is "arrived", the alignment in the metadata is None, because
-        "arrived" is possibly only an assumption.
+        "arrived" can be an assumption instead of a stated alignment.
         """
         from mouse_core.metadata import DatasetMetadata
 
@@ -470,7 +472,7 @@ class Snapshot:
 
     @memo
     def has_row_numbers(self) -> bool:
-        """Whether some rows are located individually through row indices, as after a shuffle."""
+        """Whether some rows must be located one by one through row indices, as after a shuffle."""
         return any(segment.has_indices and segment.runs is None for segment in self.segments)
 
     @memo
@@ -561,8 +563,8 @@ def _stretches(
 
 
 def shows_no_join(before: Segment, after: Segment, config: SnapshotConfig) -> bool:
-    """Return whether an episode begins where one recording follows another, although no value of a row marks this
-    start.
+    """Return whether an episode begins at the border of two recordings although no value in a row marks the start of an
+    episode there.
     """
     starts = []
     try:

@@ -299,7 +299,7 @@ _lock = ProcessLock()
 
 
 def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, Episodes]:
-    """Select the rows and episodes of a snapshot by a rule."""
+    """Select rows and episodes of a snapshot with a rule."""
     from mouse_core.store._chosen import ChosenSegment, ChosenSnapshot
 
     found = episodes.table.num_rows

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class DatasetStore(Store):
-    """A store of steps in recorded order: datasets, held by reference, and appended rows.
+    """A store of steps in recorded order. The store consists of datasets, to which it refers without a copy, and of
+    appended rows.
 
     Datasets stay on disk or in memory; the rows of datasets are neither copied nor scanned. One thread may append while
     other threads read snapshots.
@@ -41,15 +42,16 @@ class DatasetStore(Store):
         dense_bytes: Largest size in bytes of the dense copies of columns, for all readers of the store together, in
             each process. A dense copy is needed for columns of booleans, columns with nulls, and columns whose rows
             differ in length or are shorter than declared. When the limit is reached, further columns are read without a
-            dense copy: this is slower, with the same result.
+            dense copy; the result is the same, but reading is slower.
         image_roots: Folders for images that rows name by path, in addition to the dataset's own folder. No other file
             is opened.
-        spec: The allowed values of columns: for each column name, a spec of ``mouse_core.spec``. Appended rows are
-            checked by value, for any dtype; with alignment "arrived", zeros are also allowed in columns of transitions.
+        spec: The allowed values of columns: for each column name, a spec of ``mouse_core.spec``. The values of appended
+            rows are checked against the specs, whatever their dtype; with alignment "arrived", zeros are also allowed
+            in columns of transitions.
         columns: Types of columns, declared instead of inferred from the first value: a ``pyarrow.Schema``, a
             ``datasets.Features``, or a dict with a type for each column: an Arrow type or field, a dtype, or
             ``(dtype, shape)``. A size of -1 in a shape allows any length. ``str`` and ``bytes`` are dtypes, too.
-            Undeclared columns are still allowed.
+            Columns that are not declared are allowed, too.
 
     Raises:
         ConfigError: A dimension is below 1, the alignment, ``spec`` or ``columns`` are invalid, ``dense_bytes`` is
@@ -119,9 +121,9 @@ class DatasetStore(Store):
             sync: Which rows of a writer survive a power cut: "none", "flush" or "append", as above.
             verify: Whether to compare the pages of files with their checksums when rows are first read. With None,
                 pages are compared if checksums exist; with True, missing checksums also raise ConfigError.
-            max_rows: Largest number of rows that a writer keeps, at least 8; None: all. The oldest rows are dropped,
-                about an eighth at a time; stores and snapshots that other processes opened earlier can still read the
-                dropped rows.
+            max_rows: Largest number of rows that a writer keeps, at least 8; None: all rows are kept. The oldest rows
+                are dropped, about an eighth at a time; stores and snapshots that other processes opened earlier can
+                still read the dropped rows.
             max_bytes: Largest size in bytes of the files that a writer keeps, at least 65,536; the oldest rows are
                 dropped in the same way as for ``max_rows``.
             layout: Layout of sealed files: with "columns", each file has one record batch; with "windows", a record
@@ -427,9 +429,9 @@ class DatasetStore(Store):
         ``batch["observation.image"]``, in the stored dtype and shape; see ``layout`` of ``mouse_core.BatchSource``. The
         arrays determine the rows, the alignment, the done codes and the episode steps:
 
-        - With T + 1 observations the rows have the alignment "arrived"; with T observations, where the final
-          observation of the episode is missing, "outgoing". The first episode of an empty store determines the
-          alignment of the store, unless ``alignment`` was given.
+        - With T + 1 observations, the rows have the alignment "arrived". With T observations, the final observation of
+          the episode is missing, and the rows have the alignment "outgoing". The first episode of an empty store
+          determines the alignment of the store, unless ``alignment`` was given.
         - In a store of alignment "outgoing", the last of T + 1 observations is dropped.
         - An episode that neither terminated nor was truncated is unfinished: its last ``done`` is 0.
         - With a flag for each agent, the episode ends when all agents have ended: ``done`` is 1 if all terminated, else
@@ -540,7 +542,7 @@ class DatasetStore(Store):
 
 
 def _is_recording(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a dataset id, or holds data other than a store; never raises."""
+    """Return whether a path is a dataset id, or holds data other than a store; raise no error in any case."""
     from mouse_core.store.disk.folder import looks_like_store
 
     if isinstance(path, str) and ":" in path:

@@ -241,7 +241,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder has a store's manifest; never raises."""
+    """Whether a folder has a store's manifest; no error is raised in any case."""
     if not (folder / NAME).is_file():  # opening a pipe would block
         return False
     try:
@@ -253,7 +253,7 @@ def is_store(folder: Path) -> bool:
 
 
 def looks_like_store(folder: Path) -> bool:
-    """Whether a folder belongs to a store, which can be damaged; never raises."""
+    """Whether a folder belongs to a store, even if the store is damaged; no error is raised in any case."""
     files = any((folder / name).is_file() for name in (NAME, COPY, LOCK))
     return is_store(folder) or (files and (folder / "segments").is_dir())
 
@@ -375,7 +375,7 @@ def _can_lock() -> bool:
 
 
 class Lease(Descriptor):
-    """A reader's lock on one state of a folder, held while this object exists.
+    """A reader's lock on one state of a folder; the lock is held while this object exists.
 
     A forked child shares the lock, and holds the lock until the child ends.
 
@@ -730,7 +730,7 @@ class WrittenFolder:
             sync_files([self.path / CLIENTS])
 
     def note_opened(self, rows: int) -> None:
-        """Record in the log of clients how many rows, including dropped rows, had been written when the folder was
+        """Write into the log of clients how many rows, including dropped rows, had been written when the folder was
         opened.
 
         Example: a crash preserved only 60 of a client's 100 rows, and the owner appends a 61st row before the client
@@ -764,7 +764,9 @@ class WrittenFolder:
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Return the row files in a store's folder by number, including files that the manifest does not name."""
+    """Return the files of rows in a store's folder by their numbers, including files that the manifest does not
+    name.
+    """
     found: dict[str, int] = {}
     for part in ("", _SEGMENTS):
         try:

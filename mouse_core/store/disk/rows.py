@@ -131,8 +131,9 @@ class FolderRows(StoreBackend):
         self._end, self._kept = first, None
 
     def _have(self, lease: Lease, before: Manifest, now: Manifest) -> None:
-        """Keep the lease of a state. If only the previous state names the files of a segment, the segment keeps the
-        lease of the previous state."""
+        """Hold the lease of a state. If only the previous state names the files of a segment, the segment continues to
+        hold the lease of the previous state.
+        """
         if now.segments[: len(before.segments)] != before.segments:
             shared, named = Shared(self._shared.lease), now.file_numbers()
             for file in (file for segment in self.segments for file in segment.sealed_files):
@@ -531,7 +532,7 @@ class WrittenRows(FolderRows):
         self._folder.clean()
 
     def drop(self) -> None:
-        """Drop the oldest files until the limit holds; the open file counts with its full capacity."""
+        """Drop the oldest files until the limit is met; the open file is counted as if it were full."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.nbytes) for tail, _ in self._waiting]
@@ -627,7 +628,7 @@ class WrittenRows(FolderRows):
         return written, manifest
 
     def _remove(self, written: Sequence[Sealed]) -> None:
-        """Remove files that no manifest ever named."""
+        """Remove files that have never been named in a manifest."""
         for sealed in written:
             remove(self.folder_path / sealed.name)
 
@@ -870,7 +871,7 @@ class WrittenRows(FolderRows):
     # ------------------------------------------------------------------ the right to write
 
     def recount(self) -> None:
-        """See ``StoreBackend``; rows that count after the interrupt also become visible to readers."""
+        """See ``StoreBackend``; the rows that are valid after the interrupt also become visible to readers."""
         super().recount()
         if self.tail is not None:
             try:
@@ -879,12 +880,12 @@ class WrittenRows(FolderRows):
                 super().recount()  # the objects of these rows cannot be written, so the rows are removed
 
     def _refuse(self, error: Callable[[], Exception]) -> None:
-        """From now on, raise ``error`` at every append."""
+        """Make every later append raise ``error``."""
         self.error, self._extent, self.tail = error, None, None
         self._folder.close()
 
     def let_go(self) -> None:
-        """Stop writing in a forked child, because the parent remains the folder's one writer."""
+        """Stop writing in a forked child process, because the parent process remains the only writer of the folder."""
         if self.error is not None:
             return
         # The parent continues to append to the same file.

@@ -249,14 +249,14 @@ class SealedFile:
 
 
 def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: int = -1) -> pa.Table:
-    """Return rows of a folder from its current sealed segments, in one chunk.
+    """Return rows of a folder as one chunk; the rows are read from the folder's current sealed segments.
 
     Args:
         folder: The store's folder.
         first: Number of rows of the folder before the first returned row.
         count: Number of rows to return.
         identity: The identity of the store, as in its manifest.
-        but: The file number of a segment to skip, because the file is missing.
+        but: The file number of a segment whose file is missing; this segment is skipped.
 
     Raises:
         DataError: Some of the requested rows were dropped, or the folder holds another store.
@@ -283,8 +283,8 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
 FEWEST = 64
 """Smallest number of sealed files that are joined to one segment.
 
-If there are fewer files, each file is a segment. Exception: in the layout "windows", in which a file has many record
-batches, two files are enough for a joined segment. The chunks of joined files are recorded only once.
+If there are fewer files, each file is a segment. In the layout "windows", in which a file has many record batches, two
+files are enough for a joined segment. The chunks of joined files are recorded only once.
 """
 
 
@@ -501,7 +501,7 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
 
 def _alike(segment: Segment) -> tuple[int, bool, int, bool] | None:
-    """Return a key; only segments with equal keys are joined. The key's last item shows whether a file can have many
+    """Return a key; only segments with equal keys are joined. The last item of the key is whether a file can have many
     record batches.
     """
     if not segment.sealed_files:

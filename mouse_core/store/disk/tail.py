@@ -346,7 +346,8 @@ class LivePage:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, which is stored in one of the file's two places for commits.
+    """A record of how many rows are committed, with checksums; it is stored in one of the file's two places for
+    commits.
 
     Args:
         rows: Number of rows that were written completely.
@@ -925,7 +926,7 @@ class _TailMemory:
         return Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
 
     def _promised(self, origin: int) -> tuple[bool, int]:
-        """Return whether it is certain that no written row is lost, and how many rows must be present.
+        """Return two values: whether it is certain that no written row is lost, and how many rows must be present.
 
         Args:
             origin: The origin of the file. If ``origin`` differs from the stored origin, the file is a copy or the
@@ -1077,8 +1078,9 @@ class TailFile(_TailMemory, Descriptor):
         self._failed = False
 
     def _write_again(self) -> None:
-        """Write all bytes again; this is necessary because the operating system marks bytes as written even after a
-        failed write."""
+        """Write all bytes again. This is necessary because the operating system marks bytes as written even if writing
+        them failed.
+        """
         pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
         pages[:] = pages.copy()
         if self._objects is not None:
@@ -1234,8 +1236,8 @@ class TailReader(_TailMemory):
         return stretches
 
     def _whole_end(self, sums: Sums, begin: int, commits: Sequence[Commit]) -> int:
-        """Return the row after the undamaged rows of the block that begins at row ``begin``; ``begin`` if the whole
-        block is damaged.
+        """Return the index after the last of the undamaged rows in the block that begins at row ``begin``; return
+        ``begin`` if the whole block is damaged.
         """
         most, full = commits[0].rows, begin + self.layout.block_rows
         block = self._table[begin // self.layout.block_rows].tolist()
@@ -1251,7 +1253,9 @@ class TailReader(_TailMemory):
         return begin
 
     def told_of(self) -> int:
-        """Return the number of rows that were committed according to any readable record, including damaged rows."""
+        """Return the largest number of committed rows that any readable record in the file states, including damaged
+        rows.
+        """
         numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
         with suppress(DataError):
             numbers.append(self._live.committed)

@@ -199,7 +199,9 @@ Asking = Generator[list[Range], Sequence[Any], T]
 
 
 def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
-    """Run several readers and return their results; each round requests the ranges of all readers at once."""
+    """Run several readers and return their results. In each round, one request fetches the ranges that all readers
+    need.
+    """
     returned: dict[int, T] = {}
     waiting: dict[int, list[Range]] = {}
     for number, reader in enumerate(readers):
@@ -294,8 +296,8 @@ def rows_of(place: ColumnPlace, number: int, row: int, count: int) -> Asking[pa.
 
 
 def lying(place: ColumnPlace, number: int) -> Asking[tuple[int, tuple[int, ...]] | None]:
-    """Return the offset of a column's values in the object, and the shape of a row, as ``addresses.locate_values`` does
-    for memory.
+    """Return the offset of a column's values in the object, and the shape of a row; ``addresses.locate_values`` does
+    the same for memory.
 
     For lists, all list offsets of the column are read. For types without contiguous values, no byte is read.
 
