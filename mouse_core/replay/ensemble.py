@@ -377,8 +377,8 @@ def join_batches(
     Args:
         batches: The batches, trees with the field ``index``.
         numbers: The index of the member of each batch.
-        fill: A function for batches that lack a field in ``_WITHOUT``: it takes the shape of the batch's index, and
-            returns the values of the field.
+        fill: A function for batches that lack a field in ``_WITHOUT``: it takes the name of the field and the shape of
+            the batch's index, and returns the values of the field.
         join: A function that joins the values of one field from all batches.
 
     Raises:
