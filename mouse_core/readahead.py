@@ -1,15 +1,16 @@
-"""Readahead: the bytes of future batches are requested before the batches are copied.
+"""Readahead, which requests the bytes of future batches before the batches are copied.
 
-Batches are planned in blocks, so the bytes of batch 7 are known while batch 3 is copied. ``ReadAhead.copied`` copies a
-batch and requests the next batches: up to ``LocalFiles.depth`` bytes of local files, or 64 MB of remote memory.
+Batches are planned in blocks, so it is known which bytes batch 7 needs while batch 3 is copied. ``ReadAhead.copied``
+copies a batch and requests the next batches: up to ``LocalFiles.depth`` bytes of local files, or 64 MB of remote
+memory.
 Example: with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further
 batches when 2 MB of the requested bytes are left.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
 - ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
-  wait for a disk, and stops when nothing is read from a disk any more. If all data are in memory, readahead only reads
-  a counter. The depth is 16 MB. If the memory for files is below 256 MB, the depth is a sixteenth of this memory, so
-  that pages are not evicted before they are read.
+  wait for a disk, and stops when no bytes are read from a disk any more. If all data are in memory, readahead only
+  reads a counter of page faults. The depth is 16 MB. If less than 256 MB of memory is available for files, the depth is
+  a sixteenth of this memory, so that pages are not evicted before they are read.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ class RemoteMemory(Protocol):
         ...
 
     def looks_further(self) -> bool:
-        """Whether the memory can also request bytes of later batches, which are not urgent."""
+        """Whether the memory can also request bytes that are not urgent, because only later batches need them."""
         ...
 
     def wait(self, begins: Int64s, ends: Int64s) -> object:
-        """Wait until the bytes of all ranges are present, whether they were requested or not.
+        """Wait until the bytes of all ranges are present; bytes that were not requested yet are requested now.
 
         Returns:
             A token for ``still``.
@@ -81,7 +82,9 @@ class RemoteMemory(Protocol):
         ...
 
     def still(self, token: object) -> bool:
-        """Whether no byte of the ranges was evicted since ``wait``; otherwise, copies made since then are invalid."""
+        """Whether no byte of the ranges was evicted since the call of ``wait``. If a byte was evicted, copies made
+        since that call are invalid.
+        """
         ...
 
 
@@ -167,7 +170,7 @@ def copied_when_there(backings: Sequence[RemoteMemory], begins: Int64s, ends: In
     Args:
         backings: Memory mappings that can contain the ranges.
         begins, ends: The ranges, int64 ``[n]`` each, in any order.
-        copy: Function that reads the ranges, and keeps no reference to the memory.
+        copy: Function that reads the ranges; it must keep no reference to the memory.
     """
     parts = list(in_backings(backings, begins, ends))
     while True:
@@ -202,7 +205,9 @@ _TRIED, _TOGETHER = 2, 64
 
 
 class Usage(NamedTuple):
-    """Disk activity of this process so far: page faults that waited for a disk, and blocks read."""
+    """Disk activity of this process so far: the number of page faults that waited for a disk, and the number of blocks
+    that were read.
+    """
 
     faults: int
     blocks: int
@@ -215,7 +220,7 @@ class LocalFiles:
     readahead is turned off as well (``MADV_RANDOM``).
 
     Args:
-        segments: The ``Segment``s whose rows lie in files.
+        segments: The segments (``Segment``) whose rows lie in files.
     """
 
     begin, size, gap, room = 0, (1 << 63) - 1, 8 << 10, None
@@ -240,7 +245,7 @@ class LocalFiles:
     def grow(self, appended: Sequence[Any], replaced: Sequence[Any]) -> None:
         """Add the files of the ``appended`` segments, and remove the files of the ``replaced`` segments.
 
-        Measuring the free memory takes as long as several batches, so the free memory is measured only after the files
+        Measuring the free memory takes as long as computing several batches, so it is measured only after the files
         have grown considerably.
         """
         for segment in appended:
@@ -293,7 +298,7 @@ class LocalFiles:
         return self.is_on
 
     def _restart(self) -> None:
-        """Restart the measurement."""
+        """Restart the measurement of disk activity."""
         self._since, self._batches = usage(), 0
 
     def ask(self, begins: Int64s, ends: Int64s, batches: Int64s) -> None:
@@ -348,8 +353,8 @@ def _mapped_files(segment: Any) -> list[tuple[int, int]]:
 
 
 def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = ()) -> Iterator[slice]:
-    """Yield slices of ``begins``. The caller reads ``nbytes`` bytes at each address of a slice, and only then requests
-    the next slice.
+    """Yield slices of ``begins``. Before the caller requests the next slice, the caller reads ``nbytes`` bytes at each
+    address of the slice.
 
     Once reading has waited for a disk, all remaining ranges are requested together with the ranges ``later``: pairs of
     addresses and the number of bytes at each address.
@@ -458,7 +463,7 @@ class ReadAhead:
         return cls(snapshot.backings, LocalFiles.of(snapshot.segments), *planned)
 
     def forward(self, growth: Any, snapshot: Any, *planned: Any) -> ReadAhead:
-        """Return the readahead for a snapshot that has grown, with the measurements of the files so far."""
+        """Return the readahead for a snapshot that has grown; the measurements of the files so far are kept."""
         files = self._files
         if files is None:
             files = LocalFiles.of(growth.appended)
@@ -479,7 +484,7 @@ class ReadAhead:
         """Return how many batches of a block are copied at once, at most ``most``.
 
         If pages are read from a disk, only one batch is copied, so that a reader does not wait for the pages of other
-        batches. If most pages were read long before, as parts of stretches, more batches are copied.
+        batches. If stretches are used, most pages were read long before, so more batches are copied.
         """
         if not self.is_on():
             return most
@@ -488,7 +493,9 @@ class ReadAhead:
         return min(most, _OF_STRETCHES if self._stretches(block) is not None else 1)
 
     def there(self, views: Views, first: int, count: int) -> bool:
-        """Whether copying ``count`` batches of a block does not wait for remote bytes; False also if unknown."""
+        """Whether ``count`` batches of a block can be copied without waiting for remote bytes; False also if this is
+        unknown.
+        """
         if not self._always:
             return True
         parts = in_backings(self._always, *views.ranges(first, count)[:2])
@@ -503,8 +510,9 @@ class ReadAhead:
         return copied_when_there(self._backings, begins, ends, copy)
 
     def reach(self, block: Block, first: int, count: int) -> bool:
-        """Request ``count`` batches of a block, which are read now, and later batches; return whether readahead is
-        on."""
+        """Request the bytes of ``count`` batches of a block, which are read now, and the bytes of later batches; return
+        whether readahead is on.
+        """
         if not self.is_on(count):
             return False
         for number in range(first, first + count):
@@ -518,7 +526,7 @@ class ReadAhead:
         return True
 
     def _reach(self, block: Block, first: int, count: int) -> None:
-        """Request the batches after the given batches, up to the end of the next block."""
+        """Request the bytes of the batches after the given batches, up to the end of the next block."""
         begin, number, current, copied = block.first + first * block.step, first + count, block, count
         in_turn, self._behind = begin == self._behind, begin + count * block.step
         if block.kind < 0 and not in_turn:
@@ -554,9 +562,10 @@ class ReadAhead:
         self._next = self._further(block, number, copied) if far else (block, number)
 
     def _further(self, block: Block, number: int, copied: int) -> tuple[Block, int]:
-        """Request more batches, if a cache can use them; return the block and the index of the next batch.
+        """Request the bytes of more batches, if a cache can hold them; return the block and the index of the next
+        batch.
 
-        These batches are planned again when they are read, because keeping their blocks would take much memory.
+        These batches are planned a second time when they are read, because keeping their blocks would take much memory.
         """
         for _ in range(_FURTHER * copied):
             if not any(one.looks_further() for one in self._always):
@@ -573,7 +582,7 @@ class ReadAhead:
         return block, number
 
     def _left(self, index: int, step: int) -> int:
-        """Return the number of requested bytes that are not copied yet, when batch ``index`` is copied next."""
+        """Return how many of the requested bytes are not copied yet, if batch ``index`` is the next batch to copy."""
         # Other threads remove entries meanwhile, so this iterates over a copy.
         asked = list(self._asked)
         self._back = self._back + 1 if asked and min(asked) > index + _TURNS * step else 0
@@ -582,7 +591,7 @@ class ReadAhead:
         return sum(list(self._asked.values()))
 
     def _most(self, some: int) -> int:
-        """Return the number of bytes to request ahead: at least ``some``, if the memory has room."""
+        """Return how many bytes to request ahead; if the memory has room, the number is at least ``some``."""
         if self._always or self._files is None:
             return _FAR_BYTES
         return max(self._files.depth, min(some, self._files.most))
@@ -661,8 +670,9 @@ def _rows(block: Block, first: int, count: int) -> tuple[range, Int64s]:
 
 
 def weakly(method: Callable[..., Any], gone: Any) -> Callable[..., Any]:
-    """Return ``method`` as a function that does not keep its object alive; the returned function returns ``gone`` once
-    the object is deleted."""
+    """Return a function that calls ``method`` but does not keep the method's object alive. After the object is deleted,
+    the function returns ``gone``.
+    """
     reference = WeakMethod(method)
 
     def call(*given: Any) -> Any:

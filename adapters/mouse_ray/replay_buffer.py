@@ -18,12 +18,12 @@ class ReplayBufferActor(replay.ReplayBuffer):
     memory, so write many rows in each call of ``extend``. The arrays of a batch are read-only.
 
     Rows in a ``MemmapStorage`` survive the death of an actor: Ray restarts the actor, which finds the rows in the
-    folder. Rows of other storages are lost, except the rows in a ``checkpoint``. A call in progress raises an error and
-    is not repeated, because a repetition could write rows twice.
+    folder. Rows of other storages are lost, except the rows in a ``checkpoint``. A call that was in progress when the
+    actor died raises an error. The call is not repeated, because a repetition could write rows twice.
 
     Args:
         *given: The positional arguments of ``ReplayBuffer``.
-        checkpoint: A file of ``dumps``, which is loaded at every start of the actor if the file exists.
+        checkpoint: A file that ``dumps`` wrote. If the file exists, it is loaded each time the actor starts.
         **options: The other arguments of ``ReplayBuffer``.
     """
 

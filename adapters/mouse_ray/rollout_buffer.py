@@ -16,15 +16,16 @@ from mouse_core.groups import RLExample, RolloutRecord
 class RolloutBufferActor(groups.RolloutBuffer):
     """A ``RolloutBuffer`` in a separate process, for many producers and many trainers.
 
-    The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``,
-    ``num_groups``, ``num_waiting`` and ``num_ahead`` are methods, and ``size()`` is the length. If the actor dies, Ray
-    restarts the actor, which finds all rollouts of answered ``add_rollouts`` calls in its folder. Ray repeats calls in
-    progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the same batch. A call of
-    ``create_and_store_batch`` is not repeated but raises an error; ``batches`` shows whether the batch was stored.
+    The actor has the arguments and methods of ``RolloutBuffer``. The attributes ``batches``, ``num_groups``,
+    ``num_waiting`` and ``num_ahead`` are methods of the actor, and ``size()`` replaces ``len(buffer)``. If the actor
+    dies, Ray restarts the actor. The actor then finds in its folder all rollouts of the ``add_rollouts`` calls that had
+    returned. Ray repeats calls in progress; this does not duplicate rollouts, and a repeated ``batch_at`` returns the
+    same batch. A call of ``create_and_store_batch`` is not repeated but raises an error; ``batches`` shows whether the
+    batch was stored.
 
-    Calls of several producers run concurrently, and share disk syncs. Send many rollouts in each call: Ray then passes
-    their arrays in shared memory without a copy. The arrays stay in shared memory while the rollouts wait for their
-    group or to be drawn (``memory_bytes`` limits this memory).
+    Calls of several producers run concurrently, and one sync of the disk can serve several calls. Send many rollouts in
+    each call: Ray then passes their arrays in shared memory without a copy. The arrays stay in shared memory while the
+    rollouts wait for their group or to be drawn (``memory_bytes`` limits this memory).
 
     The folder must be on a disk that all nodes can access, if the actor may restart on another node.
     """

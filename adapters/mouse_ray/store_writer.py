@@ -16,9 +16,9 @@ from mouse_core.collect import SharedStore, StoreClient
 class StoreWriterActor:
     """The single writer of a store in a folder, as an actor; ``store_client`` creates a client of the actor.
 
-    If the actor dies, Ray restarts the actor and repeats calls in progress. The folder records which calls of each
-    client are in the store, so that rows are written only once. A trainer can open the folder directly for reading, if
-    its node has access to the folder.
+    If the actor dies, Ray restarts the actor and repeats the calls that were in progress. The folder records the calls
+    whose rows are in the store, for each client, so rows are written only once. A trainer can open the folder directly
+    for reading, if its node has access to the folder.
 
     Args:
         path: The folder. If the actor may restart on another node, the folder must be on a disk that all nodes can
@@ -78,7 +78,7 @@ class _ActorChannel:
         return repr(self._actor)
 
     def connect(self, timeout_s: float) -> None:
-        """Do nothing, as Ray connects by itself."""
+        """Do nothing, because Ray connects to the actor."""
 
     def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
         """Return the actor's answer to a call; Ray passes large data in shared memory."""
@@ -91,16 +91,16 @@ class _ActorChannel:
         return answer
 
     def close(self) -> None:
-        """Do nothing, as the channel has no connection."""
+        """Do nothing, because the channel holds no connection."""
 
 
 def store_client(writer: Any, name: str, *, timeout_s: float = 30.0) -> StoreClient:
     """Return a client of a ``StoreWriter``, which behaves like the client of a ``StoreServer``.
 
     Args:
-        writer: The handle of the actor, ``mouse_ray.StoreWriter.remote(...)``, which may come from another process.
+        writer: The handle of the actor, from ``mouse_ray.StoreWriter.remote(...)`` in this or another process.
         name: The unique name of this client; see ``StoreClient``.
-        timeout_s: Seconds to wait for an actor that restarts.
+        timeout_s: How many seconds to wait for an actor that restarts.
 
     Raises:
         ConfigError, StorageError: See ``StoreClient``.

@@ -74,16 +74,16 @@ class RowStream:
         notes: Decisions of the reader, each as one sentence.
         faults: Faults of the data. Each fault has a code as in ``mouse inspect``, a severity ("error" or "warning"),
             and a sentence.
-        format_metadata: Metadata under the names that the format gives them.
+        format_metadata: Metadata of the format, under the format's own names.
         mapped: A function that returns all rows as a ``datasets.Dataset`` of memory-mapped files; None if the rows are
             not in memory-mapped files.
         opened: A function that returns a store, which reads the rows from the original files; None if no store can read
-            them.
+            the original files.
         metadata: The metadata that the data contain, and metadata that the reader adds. The alignment in the metadata
             is None if the data do not state it; then "arrived" is assumed.
         image_roots: Further allowed folders of images (absolute, without links): an image whose path is in a row must
             lie in one of these folders or in a folder of the data.
-        noted: The digest of all rows, recorded when the rows were written; None if no digest was recorded.
+        noted: The digest of all rows that was recorded when the rows were written; None if no digest was recorded.
     """
 
     path: str
@@ -693,8 +693,8 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
     Args:
         stream: The rows.
-        others: Whether a path to a file that is no image, such as a sound, raises an error; otherwise the path stays
-            unchanged.
+        others: Whether a path to a file that is not an image, such as a sound, raises an error; otherwise such a path
+            stays unchanged.
 
     Returns:
         The new stream; ``stream`` itself if no column can name files.
@@ -725,7 +725,7 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
 
 def names_files(data_type: pa.DataType) -> bool:
-    """Whether values are ``{bytes, path}``: the bytes of a file, or the path of a file."""
+    """Whether values have the form ``{bytes, path}``: the bytes of a file, or the path of a file."""
     return pa.types.is_struct(data_type) and {child.name for child in data_type} == {"bytes", "path"}
 
 
@@ -786,7 +786,7 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
 
     Args:
         path: The path in the row.
-        image: Whether the column has images; if True, a file that is not an image raises a DataError.
+        image: Whether the column has images. If True, DataError is raised for a file that is not an image.
         roots: Allowed folders (absolute, without links).
         where: Name of the row for error messages.
         whole: Whether to decode the complete image, not only its header.

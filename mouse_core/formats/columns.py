@@ -89,7 +89,7 @@ MISSING = "observation_missing"
 
 
 def travels_with_action(key: str) -> bool:
-    """Whether a value of a step belongs to the step's action, judged by the name of the value."""
+    """Whether a value of a step belongs to the step's action; the name of the value determines the result."""
     return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
@@ -424,7 +424,7 @@ class TransitionRows:
         following: Mapping[str, npt.NDArray[Any]] | None = None,
         beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
-        """Return rows for some transitions; the last transitions are held back until the next transitions are known.
+        """Return rows for some transitions. The last transitions are kept until the next transitions are known.
 
         Args:
             observations: Columns of the observation before each transition, ``[T, ...]``.
@@ -440,7 +440,7 @@ class TransitionRows:
                 row before; for example, a task stays the same.
 
         Returns:
-            Columns of rows; the arrays are empty if all transitions are held back.
+            Columns of rows; the arrays are empty if all transitions are kept for the next call.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
@@ -471,9 +471,9 @@ class TransitionRows:
         return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
-        """Return rows for the transitions that were held back; None if no transition was held back.
+        """Return rows for the transitions that ``add`` kept; None if no transition was kept.
 
-        The last transition that was held back ends its episode.
+        The last of these transitions ends its episode.
         """
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
@@ -674,5 +674,7 @@ def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, n
 
 
 def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the bounds of adjacent ranges with these lengths, beginning at 0: lengths 2 3 give 0 2 5."""
+    """Return the bounds of adjacent ranges that have the given lengths and begin at 0: lengths 2 3 give the bounds 0 2
+    5.
+    """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

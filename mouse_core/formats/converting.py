@@ -1,4 +1,4 @@
-"""Writes recorded data to a new dataset, unchanged or changed by a function.
+"""Writes recorded data to a new dataset, either unchanged or after a function changed the rows.
 
 A repeated call resumes interrupted work.
 """
@@ -624,7 +624,7 @@ def contents(table: pa.Table) -> str:
 
 
 def quick_digest(schema: pa.Schema) -> RowDigest:
-    """Return a digest of rows that detects accidental changes; its computation is many times as fast as SHA-256."""
+    """Return a digest of rows that detects accidental changes; it is computed many times as fast as SHA-256."""
     return RowDigest(schema, RunningDigest)
 
 
@@ -647,7 +647,7 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
-    """Return the rows, with changed and new columns from the dict that the user's function returned.
+    """Return the rows; changed and new columns come from the dict that the user's function returned.
 
     Changed columns keep their positions; new columns are last.
     """

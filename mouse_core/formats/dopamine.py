@@ -57,7 +57,7 @@ def read_dopamine(
         final: Treatment of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: Largest number of transitions of a batch.
         stack_size: Number of frames of the agent's observation; ``stack_size - 1`` rows of zeros before an episode are
-            padding. 1 keeps all rows.
+            padding. With 1, no row is treated as padding.
 
     Raises:
         ConfigError: The files do not exist, or ``final`` was not chosen.
@@ -209,9 +209,9 @@ _CHECK, _BEGIN = 1, 2
 class _Padding:
     """Removes the rows of zeros before an episode, and marks where episodes begin.
 
-    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. The last two rows
-    are always held back, because the next rows determine whether they are padding: fewer than ``count`` rows of zeros
-    are not padding.
+    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Until the next rows
+    are known, the last two rows are not returned, because the next rows determine whether they are padding: fewer than
+    ``count`` rows of zeros are not padding.
 
     Args:
         count: Number of rows of zeros before an episode; fewer rows of zeros are not padding.
@@ -224,7 +224,8 @@ class _Padding:
         self._next = 0
 
     def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
-        """Return rows without padding, and whether an episode begins at each row; up to ``count`` rows are held back.
+        """Return rows without padding, and whether an episode begins at each row; up to ``count`` rows are kept for the
+        next call.
 
         Args:
             values: The next rows; None at the end.

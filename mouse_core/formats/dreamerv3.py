@@ -210,7 +210,9 @@ def _begins_episode(chunk: _Chunk) -> bool:
 
 
 def _actions(values: Columns, acting: Sequence[str]) -> Columns:
-    """Return the columns of actions: "action" for a single key of actions, else one column for each key."""
+    """Return the columns of actions: the column "action" if there is a single key of actions, else one column for each
+    key.
+    """
     if len(acting) == 1:
         return named("action", values[acting[0]])
     return named("action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})

@@ -12,7 +12,8 @@ parts::
         part-00000.arrow    a part that the note lists
         part-00002.arrow    an incomplete part; the next run removes it
 
-A fingerprint includes the identity of a user's function: its name, and a digest of its code and of the values it uses.
+A fingerprint includes the identity of a user's function: the function's name, and a digest of the function's code and
+of the values that the function uses.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def pickled(function: Callable[..., Any]) -> bytes:
 
 
 def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
-    """Return the identity of a function: its name, a digest of its code and of the values it uses, and a version.
+    """Return the identity of a function: the function's name, a digest of its code and of the values that it uses, and
+    a version.
 
     Args:
         function: A function that can be pickled; see ``pickled``.
@@ -123,12 +125,13 @@ def digest_of(function: Callable[..., Any], version: str, called: str) -> str:
 def in_words(value: Any) -> str:
     """Return a text that describes a picklable value completely, and that is the same in every process.
 
-    A pickle is unsuitable: it orders sets by hashes that differ between processes, and its bytes depend on whether two
-    equal texts are the same object. The description of a function consists of its compiled code (not the text of its
-    file, which may have changed since), its defaults, its closure, and the values that it reads from its module and
-    from modules that it names. The description of a class is its name, functions and attributes, including inherited
-    functions and attributes. The description of an object is its class and pickled state. The description of a module
-    is its name. In installed packages, functions are described only by their code, and classes only by their name.
+    A pickle is unsuitable for two reasons: it orders sets by hashes that differ between processes, and its bytes depend
+    on whether two equal texts are the same object. The description of a function consists of its compiled code (not the
+    text of its file, which may have changed since), its defaults, its closure, and the values that it reads from its
+    module and from modules that it names. The description of a class is its name, functions and attributes, including
+    inherited functions and attributes. The description of an object is its class and pickled state. The description of
+    a module is its name. In installed packages, functions are described only by their code, and classes only by their
+    name.
 
     Raises:
         ConfigError: A function uses a value that cannot be pickled.
@@ -426,7 +429,7 @@ class Job:
     def add(self, part: Part, number: int | None = None) -> None:
         """Add a part, by default after the last part.
 
-        Save the note, unless saving takes too large a share of the job's time.
+        Also save the note, unless saving would take too large a share of the job's time.
         """
         self.parts[len(self.parts) if number is None else number] = part
         if time.monotonic() >= self._saved + self._seconds / _SHARE:

@@ -1,6 +1,6 @@
 """Reads trees of arrays in HDF5, zarr and npz files as rows.
 
-A layout states which arrays hold actions, rewards and so on.
+A layout names the arrays that hold actions, rewards and so on.
 
 The last observation of an episode is stored if the episode has one observation more than actions, or if the file has an
 array of next observations. If the last observation is not stored, ``final`` determines the treatment of the last
@@ -121,7 +121,7 @@ class TreeLayout(Aligned):
         terminated: A flag for each step or for each episode. The flag states that the episode reached a terminal state.
             The path ``"not discount"`` gives a flag that is set where the array ``discount`` is 0. With several paths,
             the flag is set where the array at any path is set.
-        truncated: A flag for each step or for each episode. The flag states that the episode was cut off.
+        truncated: A flag for each step or for each episode. The flag states that the episode was truncated.
         next_observation: The observation after each step. If the layout determines the ends of episodes, only the last
             value of each episode is read.
         metadata: Arrays with a value for each step, which become columns ``metadata_<name>``.
@@ -190,7 +190,7 @@ class TreeLayout(Aligned):
         self.check_alignment("metadata")
 
     def _problems(self) -> Iterator[str]:
-        """Yield an error message for each argument that is invalid whatever the other arguments are."""
+        """Yield an error message for each argument that is invalid regardless of the other arguments."""
         if self.observation is None and self.action is None:
             yield "expected a path for observation or action, found neither"
         for role, paths in self.roles().items():
@@ -222,7 +222,9 @@ class TreeLayout(Aligned):
             yield f"files: expected names of files in the folder, found {self.files!r}"
 
     def _problems_of_episodes(self) -> Iterator[str]:
-        """Yield error messages for the arguments that determine where episodes begin and end."""
+        """Yield an error message for each invalid argument among the arguments that determine where episodes begin and
+        end.
+        """
         starred = any("*" in path for paths in self.roles().values() for path in paths.values())
         ways = [starred, self.one_a_file, *(way is not None for way in (self.episode_ends, self.is_last))]
         if sum(ways) > 1:
@@ -271,7 +273,7 @@ class TreeLayout(Aligned):
 
     @property
     def whole(self) -> bool:
-        """Whether the layout determines the ends of episodes without the flags ``terminated`` and ``truncated``."""
+        """Whether the layout determines where episodes end without using the flags ``terminated`` and ``truncated``."""
         return self.one_a_file or self.episode_ends is not None or any("*" in path for path in self.leads())
 
     def group(self) -> str:
@@ -547,7 +549,7 @@ class ZarrTree(H5File):
 
     @property
     def notes(self) -> list[str]:
-        """Return notes on missing chunks of the arrays that ``find`` returned.
+        """Return notes about chunks that are missing in the arrays that ``find`` returned.
 
         Missing chunks of a zarr array are read as the fill value.
         """
@@ -841,7 +843,7 @@ class RowRange:
         first: The first row.
         steps: The number of transitions.
         closed: Whether the last observation is also stored, so that there is one more row than transitions.
-        whole: Whether the rows are exactly one episode.
+        whole: Whether the rows are all rows of exactly one episode.
         where: The file and episode, for error messages.
         layout: The layout, with the alignment of these rows.
         constants: Metadata with a single value for all rows, by name: the task, and the numbers of the file and the

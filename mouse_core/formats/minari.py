@@ -116,7 +116,7 @@ def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
 
 
 def _ordered(values: Mapping[Location, npt.NDArray[Any]], spaces: Spaces) -> dict[Location, npt.NDArray[Any]]:
-    """Return arrays in the order of the spaces."""
+    """Return arrays in the order in which the spaces name them."""
     ranks = [(name, *keys) for name, known in spaces.items() for keys in known or ()]
     return {place: values[place] for place in (*(place for place in ranks if place in values), *values)}
 
@@ -251,7 +251,7 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
 def _arrow_piece(
     batch: pa.RecordBatch, number: int, begins: int, before: Any, spaces: Spaces, infos: bool
 ) -> tuple[EpisodeSlice, Any]:
-    """Return a piece, and the action and results of the transition that begins at the piece's last row."""
+    """Return a piece of rows, and the action and results of the transition that begins at the piece's last row."""
     missing = [name for name in KNOWN if name not in batch.schema.names]
     if missing:
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")

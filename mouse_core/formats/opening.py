@@ -37,13 +37,13 @@ _NETWORK = ("google", "httpcore", "httpcore2", "httpx", "httpx2", "huggingface_h
 
 @contextmanager
 def _downloading(name: str, whom: str, *, where: str, by_hand: str, install: str) -> Iterator[Any]:
-    """Context manager: yield the library that downloads a dataset. The library's output is printed to stderr, and
+    """Context manager that yields the library which downloads a dataset. The library's output is printed to stderr, and
     errors of the library are raised as a ConfigError.
 
     Args:
         name: Name of the module.
         whom: Name of the library for error messages.
-        where: A text with the name of the dataset and the folders that were searched.
+        where: A text for error messages that names the dataset and the folders that were searched.
         by_hand: The command with which a user can download the dataset.
         install: Arguments of ``pip install`` for the library and its requirements.
 
@@ -536,7 +536,9 @@ _KINDS, _WRITTEN = ("arrow", "parquet", "store"), ("lerobot", "ted")
 
 
 def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | None]:
-    """Return the location of data, given a path, address or id, and the name of the format if it is known."""
+    """Return two values for a path, address or id: the location of the data, and the name of the format, if the format
+    is known.
+    """
     if not is_id(path):
         return (path if is_url(path) else Path(path)), name
     folder, known = located(str(path))
@@ -546,7 +548,7 @@ def place(path: str | os.PathLike[str], name: str | None) -> tuple[Any, str | No
 
 
 def _format_at(root: Any, name: str | None) -> _Format:
-    """Return the format with the given name, or without a name the format that is recognised."""
+    """Return the format with the given name; if no name is given, return the format that is recognised at the path."""
     names = {one.name: one for one in reversed(_FORMATS)}
     if is_url(root):
         if name not in (None, "store", "rows"):

@@ -1,7 +1,7 @@
 """Reads Parquet tables of OpenML as contextual bandits.
 
-An example of the table is an episode of one step: its features are the observation, and its class is the action with
-reward 1. No step follows, so each example is a single row with the alignment "outgoing".
+Each example of the table becomes an episode of one step: the features of the example are the observation, and the class
+is the action with reward 1. No step follows, so each example is a single row with the alignment "outgoing".
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _columns(batch: pa.RecordBatch, texts: dict[str, list[str]], target: str, *,
 
 
 def _numbers(column: pa.Array, texts: list[str] | None) -> npt.NDArray[Any]:
-    """Return the values of a column as float64, or for a column of texts the index of each value in ``texts``."""
+    """Return the values of a column as float64; for a column of texts, return the index of each value in ``texts``."""
     if texts is None:
         return np.asarray(column.cast(pa.float64(), safe=False))
     return np.asarray(pc.index_in(column.cast(pa.string()), value_set=pa.array(texts, pa.string()))).astype(np.int64)

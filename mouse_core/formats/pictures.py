@@ -300,7 +300,7 @@ def changed_stream(stream: Any, changed: Changed, *, fill: bool = False) -> Any:
     Args:
         stream: A ``RowStream``.
         changed: New encodings by column: "raw", "png" or "jpeg".
-        fill: Whether missing images become zeros; otherwise they are null.
+        fill: Whether missing images become images of zeros; otherwise missing images become null.
     """
     if not changed:
         return stream

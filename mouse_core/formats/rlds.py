@@ -56,7 +56,7 @@ class Stack:
         count: Number of steps.
         episode: Index of the episode.
         first: The index in the episode of the first of these steps.
-        last: Whether the last of these steps is the last step of the episode.
+        last: Whether these steps include the last step of the episode.
         of_episode: Features of the episode, except its steps.
     """
 
@@ -125,7 +125,7 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
 def stack(steps: list[Any], where: str, first: int) -> Any:
     """Stack steps, or nested values of steps, leaf by leaf.
 
-    ``first`` is the index of the first step in error messages.
+    ``first`` is the index of the first step, for error messages.
     """
     if isinstance(steps[0], Mapping):
         names = list(steps[0])
@@ -592,7 +592,7 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
     Args:
         spec: A trajectory of ``FieldSpec``, nested or not; ``replace(policy_info=...)`` adds the specs of a
             ``policy_info_fn``.
-        outer_dims: Sizes of axes that are put in front of every shape. Use ``(None,)`` for
+        outer_dims: Sizes of axes that are added before every shape. Use ``(None,)`` for
             ``reverb.Table(signature=...)``, whose items are sequences, and ``()`` for
             ``ReverbReplayBuffer(data_spec=...)``.
 

@@ -72,7 +72,9 @@ class Channel(NamedTuple):
 
 
 Messages = Iterator[tuple[Channel, int, memoryview]]
-"""Messages in the order of the file. Each item is the channel, the time of recording in nanoseconds, and the bytes."""
+"""Messages in the order of the file. Each item is a tuple of the channel, the time of recording in nanoseconds, and the
+bytes of the message.
+"""
 
 
 def mcap_messages(path: str | os.PathLike[str]) -> Messages:
@@ -301,7 +303,9 @@ _PART = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 
 
 class Stretch(NamedTuple):
-    """A slice of values, from index ``first`` up to ``stop``; None stands for the beginning or the end."""
+    """A slice of values, from index ``first`` to ``stop - 1``; None stands for the beginning or the end of the
+    values.
+    """
 
     first: int | None
     stop: int | None
@@ -323,13 +327,13 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that a message must contain so that the path can be read."""
+        """Names that a message must contain; otherwise the path cannot be read."""
         return next((part for part in self.parts if is_names(part)), ())
 
 
 @dataclass(frozen=True)
 class Column:
-    """A path of a layout; its values at all ticks become a column.
+    """A path of a layout. The values at this path, at all ticks, become a column.
 
     Args:
         role: The layout's role: "observation", "action", ...
@@ -377,7 +381,7 @@ class TopicLayout(Aligned):
         clock: Topic whose message times are the ticks; an alternative to ``rate``.
         tolerance: Largest distance in seconds between a message and a tick; or a mapping by role or topic, such as
             ``{"action": 0.1, "/task": inf}``.
-        match: "nearest" for the nearest message, which may be later than the tick, or "hold" for the last message
+        match: "nearest" for the nearest message, which can be later than the tick, or "hold" for the last message
             before the tick; or a mapping by role or topic.
         stamps: Which time of a message is used: "log" for the time of recording, or "header" for the time in the
             message's header, if any.

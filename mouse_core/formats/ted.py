@@ -51,10 +51,10 @@ _GROUP = re.compile(r"traj_\d+")
 
 
 def _partial_without_data(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion: if the decorated conversion is called without data, it returns itself with the given
-    options bound.
+    """Decorate a conversion. If the decorated conversion is called without data, it returns a function that has the
+    given options bound.
 
-    TorchRL's hooks need such a function.
+    TorchRL's hooks need a function of this kind.
     """
 
     @wraps(change)
@@ -554,7 +554,7 @@ def opened(root: Path) -> Iterator[Entries]:
 
     Raises:
         ConfigError: The path holds data of another kind.
-        SchemaError: The file has trajectories of another library.
+        SchemaError: The file has trajectories that another library wrote.
         DataError: The data are damaged.
     """
     if not root.exists():

@@ -120,7 +120,7 @@ def _check_array_record(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Any], NamedRecords]] = {"tfrecord": tfrecords, "array_record": array_records}
-"""Functions that read the records of a file, by TFDS's name for the file format."""
+"""A dict from TFDS's name of a file format to the function that reads the records of such a file."""
 
 
 __all__ = ["read_tfds"]
@@ -310,7 +310,7 @@ def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, 
         leaf: The leaf.
         features: The features of the record.
         count: Number of steps in the record if the leaf has a value for each step; None for a leaf of the episode.
-        part: The steps to decode; by default all.
+        part: The range of steps to decode; by default all steps.
 
     Returns:
         Values ``[n, ...]``. Texts, and values of different lengths, are in an array of objects.
@@ -496,7 +496,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(leaf: Leaf) -> bool:
-    """Whether the values of a leaf must be decoded one by one."""
+    """Whether each value of a leaf must be decoded separately."""
     return leaf.kind == "image" or leaf.encoding != "none"
 
 
@@ -542,7 +542,7 @@ def read_tfds(
 ) -> RowStream:
     """Read an RLDS dataset of TFDS as rows, with the columns of ``mouse_core.formats.rlds.read_rlds``.
 
-    Images of steps stay image files, ``{bytes, path}``; depth images, images of floats and images in actions are
+    Images of steps are kept as image files, ``{bytes, path}``. Depth images, images of floats and images in actions are
     decoded to pixels. The CRCs of TFRecord files are verified.
 
     Args:

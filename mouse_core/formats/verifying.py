@@ -150,7 +150,7 @@ def _check_files(root: Path, known: dict[Path, FilesManifest], progress: bool) -
 
 
 def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
-    """Read all rows; return how many rows there are, and the digest of the rows."""
+    """Read all rows; return the number of rows and the digest of the rows."""
     rows = 0
 
     def count(batch: pa.RecordBatch) -> None:

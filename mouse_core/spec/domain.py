@@ -1,4 +1,4 @@
-"""The base class of all specs of values, operations on shapes, and random draws.
+"""The base class of all specs of values; operations on shapes; and random draws.
 
 A spec is the set of values that one step may have, its domain. All operations on axes (``reshape``, indexing, ...) are
 implemented as a ``Change``: a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps

@@ -48,7 +48,7 @@ def pickled_arrays(data: bytes, *, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 class _DType:
-    """Stands for a dtype in a pickle; the pickled state contains the byte order."""
+    """Replaces NumPy's dtype when a pickle is loaded; the pickled state contains the byte order."""
 
     def __init__(self, name: Any) -> None:
         self.name = name if isinstance(name, str) else ""
@@ -60,7 +60,9 @@ class _DType:
 
 
 class _Array:
-    """Stands for an array in a pickle; the pickled state contains version, shape, dtype, order, and bytes or a list."""
+    """Replaces NumPy's array when a pickle is loaded; the pickled state contains version, shape, dtype, order, and
+    bytes or a list.
+    """
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()

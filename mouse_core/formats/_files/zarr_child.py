@@ -115,7 +115,9 @@ def _check_blosc() -> None:
 
 
 def _chunks(names: list[str]) -> dict[str, int]:
-    """Count the files at or below each folder, except metadata files; the files of an array are its chunks."""
+    """Count the files in each folder and in the folders below it, except metadata files; the files of an array are its
+    chunks.
+    """
     found: dict[str, int] = {}
     for name in names:
         *folders, last = name.split("/")

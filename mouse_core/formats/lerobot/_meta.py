@@ -127,8 +127,8 @@ class Videos:
     def find(
         self, key: str, rows: Int64s, episode: Int64s, times: Floats
     ) -> Iterator[tuple[int, str, Exception | None]]:
-        """Find the video frames of a camera. For each episode with a missing frame, yield the position of the episode,
-        the reason, and the error of the video file, if any.
+        """Find the video frames of a camera. For each episode with a missing frame, yield three values: the position of
+        the episode, the reason, and the error of the video file or None.
 
         Args:
             key: The camera.
@@ -183,7 +183,9 @@ class Videos:
         return [(self._below(self._names[place]), self._digests[place]) for place in self._used]
 
     def codes(self, key: str, rows: Int64s) -> Int64s:
-        """Return the codes for ``frames_column`` of rows whose frames ``find`` has found."""
+        """Return the codes of rows whose frames ``find`` has found; ``frames_column`` converts the codes to a
+        column.
+        """
         video, frame = np.divmod(self._found[key][rows], _FRAMES)
         return np.asarray((self._number[video] + 1) * _FRAMES + frame)
 
@@ -436,7 +438,7 @@ class Frames:
 
     @memo
     def _numbers(self) -> npt.NDArray[np.int64]:
-        """Episode numbers of the episodes that have rows."""
+        """The numbers of the episodes that have rows."""
         # With final="drop", an episode of one frame has no transition, only its first row.
         there = self.episodes.lengths > 0
         there[list(self.skipped)] = False
@@ -484,7 +486,7 @@ def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
 
 
 def _fits(values: Values, feature: Feature) -> bool:
-    """Whether all rows have the shape of their feature; a single number fits a shape with one element."""
+    """Whether all rows have the shape of their feature. A single number also fits a shape with one element."""
     if values.nulls or values.numbers is None:
         return False
     return values.shape == feature.shape or (values.shape, feature.shape) == ((), (1,)) or not values.rows

@@ -116,7 +116,7 @@ class EpisodeCheck:
                 self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
     def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
-        """Find rows whose times do not fit the constant rate of the recording."""
+        """Find rows whose times contradict the constant rate of the recording."""
         rate = self._frames.described.frames_per_second
         off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
         self.untimely += len(off)
@@ -173,7 +173,7 @@ def read_lerobot(
 ) -> RowStream:
     """Read a LeRobotDataset of version 3. The package LeRobot can convert datasets of version 2.1 to version 3.
 
-    The format has a frame for each action, and no observation after the last action.
+    The format has one frame for each action, and does not store the observation after the last action.
 
     Columns of observations (``observation.state``, ``observation.images.<name>``) and ``action`` keep their names.
     ``next.reward`` and ``next.done`` become ``reward`` and ``done``; other columns become ``metadata_<name>``. ``done``

@@ -100,7 +100,7 @@ def _of_numbers(values: npt.NDArray[Any]) -> Stats:
 
 
 def _counted(pixels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the number of occurrences of each value in each channel, ``[C, values]``."""
+    """Return how often each value occurs in each channel, ``[C, values]``."""
     step = max(pixels.shape[1:3])
     step = 1 if step < _LARGE else step // _KEPT
     small, values = pixels[:, ::step, ::step], int(np.iinfo(pixels.dtype).max) + 1
@@ -121,7 +121,7 @@ def _of_pixels(counts: npt.NDArray[np.int64], frames: int) -> Stats:
 def aggregated(episodes: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
     """Combine the statistics of all episodes.
 
-    Quantiles are averaged over episodes, as in LeRobot; all other values are exact.
+    Quantiles are averaged over episodes, as in LeRobot. All other statistics are exact.
     """
     total: dict[str, Stats] = {}
     for episode in episodes:
@@ -238,7 +238,9 @@ def write_lerobot(
 
 
 def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, tuple[str, Pictures, PictureEncoding]]]:
-    """Return the rows with pixels; and for each camera's feature: its column, image shape, dtype and encoding."""
+    """Return two values: the rows, with images as pixels; and a dict from the feature of each camera to its column,
+    image shape, dtype and encoding.
+    """
     wanted = by_column(images)
     raw = [name for name, kept in wanted.items() if kept.way == "raw"]
     if raw:
@@ -359,7 +361,9 @@ class _Writer:
         self.frames += length
 
     def _numbered(self, frames: Columns) -> Columns:
-        """Return frames by feature, with LeRobot's columns of episode, frame and time numbers."""
+        """Return frames by feature, and add LeRobot's columns: the index of the episode, the index of the frame, and
+        the time.
+        """
         done = frames.pop("done")
         count, index = len(done), self._length + np.arange(len(done))
         task = frames.pop("metadata_task_index", np.full(count, next(iter(self.tasks))))
@@ -578,7 +582,7 @@ def _discard(writer: Any) -> None:
 
 
 def _frames_of(rows: RowStream) -> Iterator[tuple[bool, Columns]]:
-    """Yield frames piece by piece, and whether an episode begins with the piece.
+    """Yield frames in pieces; with each piece, yield whether an episode begins with the piece.
 
     A piece without a complete frame has no columns.
 
