@@ -385,7 +385,8 @@ class StreamDigest:
 
 
 def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the fields of a batch of any framework, nested fields too, by their paths as text, sorted by path.
+    """Return the fields of a batch of any framework, including nested fields, in a dict from path (a text) to field,
+    sorted by path.
 
     A single value in place of an array, such as a temperature, counts as the value of every window.
     """
@@ -492,7 +493,7 @@ KEY = "digest"
 
 
 def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
-    """Return a digest as a part of a state, with the rank that computed it and the number of ranks."""
+    """Return the part of a state that holds a digest, the rank that computed the digest, and the number of ranks."""
     rank, count = shard
     return {**digest.state_dict(), "rank": rank, "ranks": count}
 

@@ -48,7 +48,7 @@ def step_begins(
     result is False, True, False.
 
     Args:
-        ends: Whether a step is its episode's last, ``[n, ...]``.
+        ends: Whether each step is the last step of its episode, ``[n, ...]``.
         ids: The id of each step's episode, ``[n, ...]``.
         times: The index of each step in its episode, ``[n, ...]``; below 0: unknown.
         end_before, id_before, time_before: The end flag, id and time of the step before the first step, ``[...]``;
@@ -84,7 +84,8 @@ def sums_by_episode(
     Args:
         begins: Mask of the steps that begin an episode, ``[n]``, with at least one step.
         values: The values, ``[n, ...]``.
-        open_sum, open_steps: Sum and number of steps so far of the episode that the previous block left open.
+        open_sum, open_steps: The sum so far, and the number of steps so far, of the episode that was unfinished at the
+            end of the previous block.
 
     Returns:
         Sum and number of steps of the open episode, if it has steps, and of each episode that begins in the block. The
@@ -103,8 +104,9 @@ def sums_by_episode(
 
 
 def restarts(before: Any, time: Any) -> Any:
-    """Return whether each step begins an episode: its time is 0, or at most the time of the step before it. Times below
-    0 are treated as unknown."""
+    """Return whether each step begins an episode: True if the time of the step is 0, or not larger than the time of the
+    previous step. Times below 0 are treated as unknown.
+    """
     return (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
 
 

@@ -109,7 +109,7 @@ class TimedOutError(MouseError, TimeoutError):
 
 
 class StoreWarning(UserWarning):
-    """A store has lost rows that were appended earlier, or the first rows of an episode."""
+    """A store no longer has rows that were appended earlier, or the first rows of an episode."""
 
 
 class AlignmentWarning(UserWarning):

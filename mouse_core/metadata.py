@@ -63,7 +63,7 @@ class _Described:
 
 @dataclass(frozen=True, eq=False)
 class Recording(_Described):
-    """How steps were recorded. Attributes that are None or empty are not stored.
+    """Information about how steps were recorded. Attributes that are None or empty are not stored.
 
     Args:
         environment: The environment's id, such as "LunarLander-v3".

@@ -10,8 +10,8 @@ node:
   numbers or texts, are leaves;
 - None, which has no children.
 
-A dataclass is a dict of its fields: ``opened`` converts it when rows are added. The name of a leaf is its path:
-``"reward"`` at the root, ``("next", "reward")`` in a nested dict, ``(0,)`` in a tuple.
+A dataclass is treated as a dict of its fields: ``opened`` converts a dataclass to a dict when rows are added. The name
+of a leaf is its path: ``"reward"`` at the root, ``("next", "reward")`` in a nested dict, ``(0,)`` in a tuple.
 """
 
 from __future__ import annotations
@@ -255,7 +255,9 @@ def _named_tuple_of(name: str, names: tuple[str, ...], values: tuple[Any, ...]) 
 
 
 def is_like(structure: Structure, other: Structure) -> bool:
-    """Whether two structures have the same nodes; named tuples with the same name and fields count as the same."""
+    """Whether two structures have the same nodes. Two classes of named tuples are the same if they have the same name
+    and the same fields.
+    """
     return bool(structure_to_json(structure) == structure_to_json(other))
 
 
@@ -371,8 +373,9 @@ def _is_value(value: Any) -> bool:
 
 
 def _rows_of(items: list[Any], lead: int) -> Any:
-    """Convert values of rows in lists nested ``lead`` levels deep to an array of objects. The value of a single row
-    (``lead`` 0) is not converted to objects."""
+    """Convert values of rows, which are in lists that are nested ``lead`` levels deep, to an array of objects. The
+    value of a single row (``lead`` 0) is not converted to objects.
+    """
     if not lead or not is_node(items):
         arrays = all(map(_is_value, items)) and len({np.shape(item) for item in items}) == 1
         return np.stack([as_array(item, where="rows") for item in items]) if is_node(items) and arrays else items

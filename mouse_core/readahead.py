@@ -127,8 +127,9 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
 def _inside(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, npt.NDArray[np.bool_]]]:
-    """Yield each remote memory with the mask of the ranges in it; a range that several memories contain belongs to the
-    first."""
+    """Yield each remote memory, and a mask of the ranges in this memory. A range that lies in several memories is
+    assigned to the first of them.
+    """
     rest = ends > begins
     for backing in backings:
         inside = rest & (begins >= backing.begin) & (begins < backing.begin + backing.size)
@@ -140,7 +141,7 @@ def _inside(
 def in_backings(
     backings: Sequence[RemoteMemory], begins: Int64s, ends: Int64s
 ) -> Iterator[tuple[RemoteMemory, Int64s, Int64s]]:
-    """Yield each remote memory with the ranges in it, merged by the memory's ``gap``."""
+    """Yield each remote memory, and the ranges in this memory; ranges are merged as the memory's ``gap`` allows."""
     for backing, inside in _inside(backings, begins, ends):
         yield backing, *merged(begins[inside], ends[inside], backing.gap)
 

@@ -105,7 +105,9 @@ def fingerprint_of(identity: Sequence[Any]) -> str:
 
 
 def common_start(ones: Sequence[Any], others: Sequence[Any]) -> int:
-    """Return the length of the common prefix: 2 for 3, 4, 5 and 3, 4, 6, 7."""
+    """Return the length of the common prefix of two sequences. Example: for (3, 4, 5) and (3, 4, 6, 7), the length is
+    2.
+    """
     most = min(len(ones), len(others))
     if ones[:most] == others[:most]:
         return most

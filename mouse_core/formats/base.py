@@ -364,7 +364,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
 
 
 def episodes_of(rows: Any) -> Iterator[Columns]:
-    """Yield rows as episodes, one in memory at a time; see ``pieces_of``."""
+    """Yield rows as episodes; at most one episode is in memory at a time. See ``pieces_of``."""
     held: list[Columns] = []
     for begins, columns in pieces_of(rows):
         if begins and held:
@@ -481,7 +481,7 @@ def link_parts(work: Path, result: Path, parts: Mapping[str, int], kind: str) ->
 
     Args:
         work: The folder of the files.
-        result: The empty folder to link into.
+        result: The empty folder in which the links are created.
         parts: Number of rows by the name of each file, in order.
         kind: "arrow" or "parquet".
 
@@ -700,8 +700,8 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
         The new stream; ``stream`` itself if no column can name files.
 
     Raises:
-        DataError: Raised while reading: a path is outside of the allowed folders, does not exist, or is no image. The
-            message names column and row.
+        DataError: Raised while reading: a path is outside of the allowed folders, does not exist, or is not an image.
+            The message names column and row.
     """
     types = features_in(stream.schema.metadata or {})
     images = {

@@ -436,8 +436,8 @@ class TransitionRows:
                 transition begins an episode.
             beside: Columns that belong to the observation before each transition, and are unknown in the last row of an
                 episode. In the last row of an episode, floats of these columns are NaN, and integers and texts repeat
-                the row before. If the last observation is missing, ``metadata_*`` in ``observations`` also repeat the
-                row before; for example, a task stays the same.
+                the row before. If the last observation is missing, columns ``metadata_*`` in ``observations`` also
+                repeat the previous row; for example, a task stays the same.
 
         Returns:
             Columns of rows; the arrays are empty if all transitions are kept for the next call.

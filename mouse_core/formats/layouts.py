@@ -1041,7 +1041,7 @@ def read_layouts(
     there, and otherwise the code of the layout's ``ending``. If the layout determines the ends of episodes, flags in
     earlier steps are ignored. Without rewards the column ``reward`` is 0. Metadata whose names begin with ``action``,
     ``policy`` or ``log_prob`` move to the next row together with the action; other metadata stay in their row. If the
-    last observation is missing, its row has NaN for float metadata, and repeats integers and texts of the row before.
+    last observation is missing, its row has NaN for float metadata, and the integers and texts of the previous row.
     Episodes without steps are left out; a warning at the end states how many. Numbers are cast to the types of the
     first episode.
 

@@ -41,7 +41,8 @@ def read_openml(
     ``observation`` holds the features in the order of the table, float64. A text or boolean becomes an index: its
     position among the different values of its column, in alphabetical order. ``action`` is the index of the class, or,
     for a regression, the target value as a vector of length 1. ``reward`` and ``done`` are 1 in every row.
-    ``format_metadata`` holds the names of features and classes. Features are not scaled; use a ``Normalizer`` for that.
+    ``format_metadata`` holds the names of features and classes. Features are not scaled; a ``Normalizer`` can scale
+    them.
 
     Args:
         path: A Parquet file.

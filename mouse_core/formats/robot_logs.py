@@ -374,8 +374,8 @@ class TopicLayout(Aligned):
         observation: Observed values.
         action: Commanded values.
         reward: A number per step; without ``reward``, rewards are 0.
-        terminated: A flag; its value in the last step states whether the episode terminated.
-        truncated: A flag; its value in the last step states whether the episode was truncated.
+        terminated: A flag. The value of the flag in the last step states whether the episode terminated.
+        truncated: A flag. The value of the flag in the last step states whether the episode was truncated.
         metadata: Values of additional columns, ``metadata_<name>``.
         rate: Ticks per second.
         clock: Topic whose message times are the ticks; an alternative to ``rate``.

@@ -105,8 +105,8 @@ def read_rows(
 
     Every record batch is validated before use. For Parquet files, page checksums are verified if they exist. The
     checksum of the footer, which this library writes, is also verified. The schema of an Arrow file is compared with
-    the recorded schema beside it. Arrow files have no checksums of values, so a damaged value that is still valid is
-    not detected.
+    the recorded schema beside it. Arrow files have no checksums of values. So a damaged value is not detected if it is
+    still a valid value.
 
     Args:
         path: The file or folder. A folder has splits if its files, or the files in its folder ``data``, have names such

@@ -595,7 +595,7 @@ class MemmapArray:
         """Read rows ``first..end - 1``, for one environment or for all.
 
         Raises:
-            DataError: The file has become shorter than described.
+            DataError: The file is now shorter than its description states.
         """
         if not math.prod(self.shape):
             return self._delivered(np.zeros(self.shape, self.stored)[first:end])
@@ -790,7 +790,9 @@ def _trajectory_ends(entries: Entries, done: Key) -> Bools:
 def _all_steps(
     entries: Entries, *, done_keys: Sequence[str], reward_keys: Sequence[str], done: Key = ("done",)
 ) -> Arrays:
-    """Return all steps ``[n, environments.., ...]`` in the form of TED by path, the oldest first."""
+    """Return all steps in the form of TED, the oldest step first: a dict from path to array ``[n, environments..,
+    ...]``.
+    """
     blocks = [
         *steps_of(entries, batch_rows=_AT_ONCE, done=done, done_keys=done_keys, reward_keys=reward_keys),
     ]
@@ -1060,8 +1062,8 @@ def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
 
 
 def _beside(block: StepBlock) -> Arrays:
-    """Return the values ``other`` of a block, except done flags at the root; the leading "next" is removed from each
-    key.
+    """Return the attribute ``other`` of a block without the done flags at the root; the leading "next" is removed from
+    each key.
     """
     return {key[1:] if key[0] == "next" else key: values for key, values in block.other.items() if key not in _DONE}
 
@@ -1345,7 +1347,7 @@ def _of_storage(storage: Any) -> tuple[Arrays, int, int]:
 
 
 def _of_steps(steps: Any, capacity: int | None, cursor: int) -> tuple[Arrays, int, int]:
-    """Return the arrays of steps by path, the capacity, and the position to write next."""
+    """Return three values: the arrays of steps by path, the capacity, and the position to write next."""
     if not isinstance(steps, Mapping) or not isinstance(steps.get("next"), Mapping):
         found = list(steps) if isinstance(steps, Mapping) else type(steps).__name__
         raise SchemaError(f"steps: expected a dict of arrays that has another dict of arrays as 'next', found {found}")

@@ -172,7 +172,7 @@ def _same(hashes: UInt64s, before: Any) -> npt.NDArray[np.bool_]:
 def about_statistics(
     said: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[str, Floats]]
 ) -> Iterator[Finding]:
-    """Yield findings about stored statistics that differ from the statistics of the rows.
+    """Yield findings about stored statistics that differ from the statistics computed from the rows.
 
     Args:
         said: Stored ``mean``, ``std``, ``min`` and ``max`` by column.

@@ -98,7 +98,9 @@ class Finding:
 
     @property
     def place(self) -> str | None:
-        """Place of the finding for ``mouse view --at``: ``"e=12&s=40"``; None if no episode is known."""
+        """The place of the finding, in the form that ``mouse view --at`` accepts, such as ``"e=12&s=40"``; None if no
+        episode is known.
+        """
         if self.episode is None:
             return None
         return f"e={self.episode}" if self.step is None else f"e={self.episode}&s={self.step}"

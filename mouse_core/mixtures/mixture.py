@@ -55,8 +55,8 @@ class Mix:
 
     Args:
         names: Names of the members.
-        stages: The index of the first batch of each stage, with the members' weights as the smallest integers in the
-            same ratio.
+        stages: For each stage, the index of the first batch and the members' weights. The weights are the smallest
+            integers in the given ratio.
         per: The unit of a weight: "member", "step" or "trajectory".
         temperature: The temperature, which makes shares more equal; see ``Mixture``.
         field: The name of the field that contains each window's member; None: no field.
@@ -229,8 +229,9 @@ class MixedWindows(ManyStarts):
     ) -> Int64s:
         """Return the first row of each of the windows ``begin .. end - 1``.
 
-        Example: the windows belong to the members 0, 0, 1, 0. The windows of member 0 begin at its rows 5, 9, 7, and
-        the window of member 1 at its row 2. Member 1 begins at row 100 of the mixture. The result is 5, 9, 102, 7.
+        Example: the windows belong to the members 0, 0, 1, 0. The windows of member 0 begin at rows 5, 9, 7 of member
+        0, and the window of member 1 begins at row 2 of member 1. Member 1 begins at row 100 of the mixture. The result
+        is 5, 9, 102, 7.
         """
         members = shares.members(begin, end)
         before, at_start = shares.counts(begin), shares.counts(epoch_start * self.batch_size)

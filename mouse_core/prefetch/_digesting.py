@@ -76,7 +76,8 @@ def _rows(source: Any, index: int) -> int | range:
 
 
 def _masks_shares_only(source: Any) -> bool:
-    """Return whether the mask of batches marks only padding windows of shards that have fewer windows than others.
+    """Return whether the mask of batches marks only padding windows. A padding window is added to a shard that has
+    fewer windows than other shards.
 
     Such a mask contains no information about other windows. If the shards divide the batches evenly, batches have no
     mask.

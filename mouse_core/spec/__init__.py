@@ -82,7 +82,7 @@ class Field:
         bounds: Lowest and highest allowed value, both included; by default, any value is allowed. Images have values
             0..255; depth images have values 0..65535, if ``bounds`` exceed 255 or, without ``bounds``, if ``dtype`` is
             uint16.
-        required: Whether a store without the column raises an error; otherwise the field is absent.
+        required: Whether an error is raised if a store lacks the column; otherwise the field is absent.
         max_ndim: Largest number of dimensions of a row's values; by default the number of dimensions of ``shape``, or
             without ``shape`` no limit.
         min_ndim: Smallest number of dimensions of a step; with 1, a number is read as a vector of one value.

@@ -340,7 +340,7 @@ class Domain:
         raise NotImplementedError
 
     def _changed(self, change: Change, *, where: str) -> Self:
-        """Return the spec after an operation on the axes of ``shape``."""
+        """Apply an operation to the axes of ``shape``, and return the resulting spec."""
         raise NotImplementedError
 
     def _problem(self, values: Any) -> tuple[str | None, Shape | None]:

@@ -258,7 +258,8 @@ class Sketch:
         return (self.error + (1 << (len(self.levels) - 1))) / max(self.count, 1)
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:
-        """Return quantiles; if all numbers are kept, the quantiles equal the results of ``numpy.quantile``.
+        """Return quantiles of the counted numbers; if all numbers are kept, the quantiles equal the results of
+        ``numpy.quantile``.
 
         Args:
             shares: The shares, from 0 to 1.

@@ -419,7 +419,9 @@ def _check_share(label: str, share: Any) -> None:
 
 
 def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
-    """Draw a number in ``[0, 1)`` for each episode, from the seed and the episode's value of ``by``."""
+    """For each episode, draw a random number in ``[0, 1)``, which depends only on the seed and on the episode's value
+    of ``by``.
+    """
     column = _column_of(table, by, "split")
     if by == "episode":
         numbers = column.to_numpy()

@@ -1,5 +1,5 @@
-"""The schema of a store, and the backend of its rows: datasets become segments by reference; appended rows are written
-to extents.
+"""The schema of a store, and the backend of the store's rows. Datasets become segments, without a copy; appended rows
+are written to extents.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class StoreSchema:
         self.arrow_types = arrow_types
 
     def learn(self, name: str, column: ColumnExtent) -> None:
-        """Record the type of a column of appended rows, unless the type is known already."""
+        """Set the type of a column from the type of its appended rows, unless the column's type is known already."""
         if not self.arrow_types and self.said.alignment is None:
             self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
         if name not in self.arrow_types or column_type(self.arrow_types[name]).kind == "null":
@@ -499,7 +499,7 @@ class StoreBackend:
             self.count = sum(segment.num_rows for segment in self.segments) + self.open_count
 
     def check_open(self) -> None:
-        """Raise the error of a read-only store."""
+        """If the store is read-only, raise the error that explains this."""
         if self.error is not None:
             raise self.error()
 

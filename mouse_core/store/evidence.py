@@ -1,4 +1,4 @@
-"""Detection of contradictions in rows: rewards that contradict the alignment "arrived", and flags that contradict done
+"""Detects contradictions in rows: rewards that contradict the alignment "arrived", and flags that contradict done
 codes.
 """
 
@@ -46,7 +46,7 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *
 
 
 def warn_of_appended(extent: Extent, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> bool:
-    """Inspect appended rows in the way of ``warn_of_rewards``; return True if later rows need no inspection."""
+    """Inspect appended rows as ``warn_of_rewards`` inspects a segment; return True if later rows need no inspection."""
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in extent.extents}
     count = min(extent.count, _APPENDED_ROWS)
     rows = pa.table({column: extent.extents[column].to_arrow(count) for column in columns.values()})
@@ -152,7 +152,7 @@ def check_flags(columns: Mapping[str, Any] | pa.RecordBatch, done: str, label: C
     Args:
         columns: The columns of the done codes and the flags; columns that do not hold numbers are ignored.
         done: The column of done codes.
-        label: Function that returns the name of a row in the message, by its position.
+        label: Function that takes the position of a row, and returns the row's name for the message.
     """
     names = columns.schema.names if isinstance(columns, pa.RecordBatch) else columns
     flags = flags_in(names)

@@ -76,8 +76,8 @@ def warn_of_joins(label: str, rows: Sequence[int], stacklevel: int) -> None:
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
-    """Return the ``datasets`` features of all columns: the features that a dataset declares, else features for the
-    Arrow types.
+    """Return the ``datasets`` features of all columns. The feature of a column is the feature that a dataset declares;
+    if no dataset declares the column, the feature is derived from the Arrow type.
     """
     import datasets
 

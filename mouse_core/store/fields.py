@@ -1,4 +1,6 @@
-"""Readers of fields: the binding of fields to a snapshot's columns, with dtypes, shapes and checks."""
+"""Readers of fields. A reader binds a field to a column of a snapshot, and determines the dtypes, the shape and the
+checks.
+"""
 
 from __future__ import annotations
 
@@ -411,7 +413,9 @@ def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
 
 
 def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: Sequence[Segment]) -> dict[str, str]:
-    """Return the types of columns as text; for a column of video frames, with digests of the videos."""
+    """Return the types of columns as text; for a column of video frames, the text contains the digests of the
+    videos.
+    """
     kinds = {name: str(types[name]) for name in columns}
     for name in kinds:
         if types[name].kind == "video":
@@ -421,8 +425,8 @@ def kinds_of(types: Mapping[str, ColumnType], columns: Iterable[str], segments: 
 
 
 def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:
-    """Return a text that names a dataset among the first ``rows`` rows that has no values of a column; None if all
-    datasets have values.
+    """Return a text that names a dataset in which a column has no values; None if all datasets have values of the
+    column. Only the datasets of the first ``rows`` rows are inspected.
 
     Appended rows always have all columns, and nulls only where a field replaces nulls.
     """

@@ -229,7 +229,7 @@ class Snapshot:
         return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
 
     def delivering(self, layout: Layout | None = None, *, transitions: bool = False) -> Snapshot:
-        """Return a snapshot of the same rows with the fields of a layout; None: the current layout.
+        """Return a snapshot of the same rows with the fields of a layout; with None, the current layout is kept.
 
         Args:
             layout: "stored" or "mouse".

@@ -154,8 +154,8 @@ class Store(ABC):
         - ``task``, the text of the episode's task, if rows have the index of a task and the store's ``metadata.tasks``
           has the text.
 
-        If rows have neither ``done`` nor ``time``, such as prompts, each row is an episode; without rewards the return
-        is 0. When rows are added, only the last episode and new episodes are computed.
+        If rows have neither ``done`` nor ``time``, such as prompts, each row is an episode. If rows have no rewards,
+        the return is 0. When rows are added, only the last episode and new episodes are computed.
 
         Raises:
             DataError: A value is outside the bounds of its field.
@@ -184,8 +184,8 @@ class Store(ABC):
         """Return the episodes with the largest return, or the largest value of another column; see ``where``.
 
         Args:
-            share: The share of all episodes, above 0 and at most 1; the number of episodes is rounded and at least 1.
-                If values are equal, earlier episodes are selected first.
+            share: The share of all episodes, above 0 and at most 1; the resulting number of episodes is rounded, and is
+                at least 1. If values are equal, earlier episodes are selected first.
             by: A column of numbers of ``episodes``. Episodes with a null in this column are not selected.
 
         Raises:

@@ -20,8 +20,8 @@ class Curve:
     """The points of a curve.
 
     Args:
-        steps: Int64 ``[n]``, ascending.
-        values: Float64 ``[n]``; NaN where the curve has a gap.
+        steps: The steps of the points, int64 ``[n]``, ascending.
+        values: The values of the points, float64 ``[n]``; NaN where the curve has a gap.
     """
 
     steps: Int64s
@@ -40,7 +40,7 @@ def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: i
     Args:
         read: A function that takes ``first`` and ``last``, and returns the values of the steps ``first .. last - 1``,
             float64 ``[n, columns]``.
-        begin, end: The steps.
+        begin, end: The first step, and the step after the last step.
         buckets: Number of buckets, at least 1; usually about the width of the plot in pixels.
         width: Number of values that are read for each step, which determines how many steps are read at a time.
     Returns:

@@ -223,8 +223,8 @@ def view(
     """Show the episodes of stores step by step, and the windows of batches, on a page of this machine.
 
     The table of episodes, ``Store.episodes``, is computed once. Otherwise only the rows that the page shows are read.
-    Rows that are added later are shown too. The page is served on the loopback interface, does not change the data, and
-    loads nothing from other hosts.
+    Rows that are added later are shown too. The page is served on the loopback interface. The page does not change the
+    data, and loads no files from other hosts.
 
     Args:
         *stores: Stores, views of stores, mixtures, or a ``BatchSource``. Batches of a ``BatchSource`` are shown as the

@@ -708,7 +708,7 @@ def _feature(key: object, entry: object, file: Path) -> Feature:
 
 
 def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
-    """Whether the metadata of a camera state more than 8 bits per pixel."""
+    """Whether, according to the metadata of a camera, its images have more than 8 bits per pixel."""
     said = {**entry}
     for name in ("info", "video_info"):
         said |= entry[name] if isinstance(entry.get(name), Mapping) else {}

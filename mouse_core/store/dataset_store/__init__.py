@@ -34,7 +34,7 @@ class DatasetStore(Store):
 
     Args:
         max_action_dim: Number of discrete actions, or width of action vectors; by default determined from the data.
-        max_obs_continuous_dim: Width C of observations; by default determined from the data.
+        max_obs_continuous_dim: Width C of observation vectors; by default determined from the data.
         fields: Fields that replace standard fields of the same name, or are added after the standard fields.
         alignment: The transition that a row's action, reward and done belong to: "arrived" (the transition led to the
             row's observation) or "outgoing" (the transition leaves the observation). With None, the alignment is
@@ -292,7 +292,7 @@ class DatasetStore(Store):
         splits: str | Sequence[str] | None = None,
         split_pattern: str | Sequence[str] | None = None,
     ) -> DatasetStore:
-        """Add recorded steps after the existing rows, by reference, in constant time.
+        """Add recorded steps after the existing rows, without a copy, in constant time.
 
         The metadata of a dataset (see ``mouse_core.metadata``) are checked. The metadata set the options that were not
         passed to the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides
@@ -456,7 +456,8 @@ class DatasetStore(Store):
 
         Raises:
             ConfigError: ``episode`` is not an episode.
-            DataError: Arrays contradict each other or earlier episodes, or a value has no column type.
+            DataError: Arrays contradict each other or the arrays of earlier episodes, or a value has a type that no
+                column can have.
             MissingFieldError, SchemaError, StorageError: See ``extend``.
 
         The store is unchanged after an error.

@@ -1,4 +1,4 @@
-"""Checking every byte of a store's folder, and repairing a folder by moving its damaged files aside."""
+"""Checks every byte of a store's folder, and repairs a folder by moving damaged files to a subfolder."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Sealed(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The manifest's entry of a file of appended rows that are not sealed yet.
+    """The manifest's entry for a file of appended rows that are not sealed yet.
 
     Args:
         number: Number in the file's name; see ``Sealed``.
@@ -720,8 +720,8 @@ class WrittenFolder:
         self._unneeded.remove_free()
 
     def sync_clients(self) -> None:
-        """Sync the log of clients, before rows are synced: otherwise, after a power cut, a client would send rows again
-        that are already on disk.
+        """Sync the log of clients before rows are synced. Otherwise, after a power cut, a client could send rows that
+        are already on disk a second time.
 
         Raises:
             StorageError: The log cannot be synced.

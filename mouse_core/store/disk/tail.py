@@ -1115,7 +1115,8 @@ class TailReader(_TailMemory):
         identity: The identity that the head must have; "" accepts any identity.
 
     Attributes:
-        token: Identity shared by all extents of this reader; extents with equal tokens have equal first rows.
+        token: Identity that all extents of this reader share. Of two extents with equal tokens, the longer extent
+            begins with the rows of the shorter extent.
 
     Raises:
         DataError: The file is not a tail file, has another identity or a damaged head, or was written by a newer

@@ -1,4 +1,4 @@
-"""Uploads: sending a store's files and manifest to object storage, and checking remote files."""
+"""Sends a store's files and manifest to object storage, and checks remote files."""
 
 from __future__ import annotations
 
