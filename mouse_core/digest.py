@@ -504,7 +504,7 @@ def rank_digest(state: Any, shard: tuple[int, int]) -> StreamDigest:
 
     A state with the digest of one process, or with the joined digest of all ranks (``whole_state``), is continued only
     by rank 0, so that the sum over ranks counts this digest once. If the state has the digest of only one of several
-    ranks, every rank starts with an empty digest, because the other ranks may load either this state or their own
+    ranks, every rank starts with an empty digest, because the other ranks can load either this state or their own
     states.
 
     Raises:

@@ -126,7 +126,7 @@ def flatten(tree: Any, *, leaf: Callable[[Any], bool] | None = None) -> dict[Fie
 
     Args:
         tree: Nested dicts, tuples and lists.
-        leaf: Function that returns whether a node counts as a leaf; by default, no node does.
+        leaf: Function that returns whether a node is treated as a leaf; by default, no node does.
 
     Raises:
         SchemaError: The tree has no leaf, or a dict has keys that are not text.

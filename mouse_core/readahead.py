@@ -40,8 +40,8 @@ APART = 48
 class RemoteMemory(Protocol):
     """Memory whose bytes are fetched on request, at the addresses ``begin .. begin + size``.
 
-    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and without overlap. All
-    methods may be called from several threads.
+    Arguments ``begins`` and ``ends`` are ranges of addresses, int64 ``[n]`` each, ascending and without overlap.
+    Several threads can call the methods at the same time.
     """
 
     begin: int

@@ -27,7 +27,7 @@ class RolloutBufferActor(groups.RolloutBuffer):
     each call: Ray then passes their arrays in shared memory without a copy. The arrays stay in shared memory while the
     rollouts wait for their group or to be drawn (``memory_bytes`` limits this memory).
 
-    The folder must be on a disk that all nodes can access, if the actor may restart on another node.
+    If the actor can restart on another node, the folder must be on a disk that all nodes can access.
     """
 
     # Producers that wait for free space do not block other callers of the actor.

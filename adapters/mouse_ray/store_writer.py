@@ -21,7 +21,7 @@ class StoreWriterActor:
     for reading, if its node has access to the folder.
 
     Args:
-        path: The folder. If the actor may restart on another node, the folder must be on a disk that all nodes can
+        path: The folder. If the actor can restart on another node, the folder must be on a disk that all nodes can
             access.
         sync, max_rows, max_bytes, options: The arguments of ``DatasetStore.open``.
     """

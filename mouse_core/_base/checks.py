@@ -18,8 +18,9 @@ UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
 )
-"""Errors that can occur when a file that users may have edited is read; for example, NumPy raises a SyntaxError for the
-dtype ","."""
+"""Errors that can occur when reading a file that a user has possibly edited; for example, NumPy raises a SyntaxError
+for the dtype ",".
+"""
 
 
 def values_of(count: int) -> str:
@@ -33,7 +34,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_text(name: Any) -> TypeGuard[str]:
-    """Return whether ``name`` is a text that UTF-8 can encode; a lone surrogate, such as ``"\\ud800"``, is not."""
+    """Return whether ``name`` is a text that UTF-8 can encode; UTF-8 cannot encode a lone surrogate, ``"\\ud800"``."""
     if not isinstance(name, str):
         return False
     try:

@@ -16,8 +16,8 @@ from mouse_core._base.locks import ProcessLock
 
 
 class Child:
-    """The process of a Python script that answers each line of JSON with a line of JSON, which may be followed by
-    bytes.
+    """The process of a Python script that answers each line of JSON with a line of JSON; bytes can follow the answer's
+    line.
 
     In an answer, each of the ``values`` has an entry ``sizes``: the lengths of the value's byte strings, which follow
     the line.

@@ -38,7 +38,7 @@ _PATIENCE = 2e-3
 
 
 class TurnLock(ProcessLock):
-    """A lock that one thread may take repeatedly without starving other threads.
+    """A lock that one thread can take repeatedly without starving other threads.
 
     The first thread that requests a free Python lock gets it; usually this is the thread that released the lock. A
     waiting thread takes the lock with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()``

@@ -764,7 +764,7 @@ def _pieces(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a batch, with the bytes of its images, in pieces of bounded size.
 
-    A batch is divided because images may be far larger than their paths.
+    A batch is divided because images can be far larger than their paths.
     """
     if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
         yield batch

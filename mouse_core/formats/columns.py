@@ -399,7 +399,7 @@ class TransitionRows:
     """Converts transitions, which are added in the order of time, to rows with the alignment "arrived".
 
     A transition is an observation, an action, and the values that arrived after the action. ``add`` accepts any number
-    of transitions of any number of episodes; an episode may continue in the next call. ``finish`` returns the last
+    of transitions of any number of episodes; an episode can continue in the next call. ``finish`` returns the last
     rows.
 
     Args:

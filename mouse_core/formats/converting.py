@@ -410,7 +410,7 @@ def preprocess(
         WorkerError: The function raised an error, which is the cause of the WorkerError, or a process ended early.
         DataError: Rows cannot be converted to arrays, or the function does not return a dict of columns for the same
             rows.
-        StorageError: Files cannot be written; a repeated call resumes. On a full disk, the last blocks may be lost.
+        StorageError: Files cannot be written; a repeated call resumes. On a full disk, the last blocks can be lost.
     """
     target = Path(path)
     check_folder_name(target, wanted="the name of a folder")

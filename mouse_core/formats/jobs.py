@@ -127,7 +127,7 @@ def in_words(value: Any) -> str:
 
     A pickle is unsuitable for two reasons: it orders sets by hashes that differ between processes, and its bytes depend
     on whether two equal texts are the same object. The description of a function consists of its compiled code (not the
-    text of its file, which may have changed since), its defaults, its closure, and the values that it reads from its
+    text of its file, which can have changed since), its defaults, its closure, and the values that it reads from its
     module and from modules that it names. The description of a class is its name, functions and attributes, including
     inherited functions and attributes. The description of an object is its class and pickled state. The description of
     a module is its name. In installed packages, functions are described only by their code, and classes only by their

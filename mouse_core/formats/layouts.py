@@ -136,7 +136,7 @@ class TreeLayout(Aligned):
         task: Path of the attribute with the task of an episode, for the column ``metadata_task``. The path consists of
             the path of a group, ``@``, the attribute's name and, if the attribute contains JSON, keys in the JSON, such
             as ``"data@problem_info/language_instruction"``. Of several paths, the first path with a text is used.
-        nan_action: Whether the last action of an episode may be NaN. If the last action is NaN, the last row has the
+        nan_action: Whether the last action of an episode can be NaN. If the last action is NaN, the last row has the
             episode's final observation. If the last action is a number, the alignment of the episode is "outgoing"
             instead of ``alignment``.
         episode_ends: An array of ascending row indices: for each episode, the index of the row after its last row.
@@ -149,7 +149,7 @@ class TreeLayout(Aligned):
         one_a_file: Whether each file is an episode.
         files: A pattern of the files of a folder, such as ``"episode_*.hdf5"``. Files are read in the order of the
             numbers in their names; files in a tar archive are read in the order of the archive.
-        pictures: Path of observations that may be encoded images: an array or a group of arrays. PNG and JPEG files are
+        pictures: Path of observations that can be encoded images: an array or a group of arrays. PNG and JPEG files are
             decoded from bytes ``[T, L]`` padded with zeros, and from strings of bytes ``[T]``. Arrays ``[T, H, W, C]``
             are pixels. Arrays ``[T, C, H, W]`` are pixels if they have whole numbers up to 255, of any type.
         alignment: Whether a row's action, reward and flags belong to the transition after the row's observation
@@ -264,7 +264,7 @@ class TreeLayout(Aligned):
         return [path for role in ("action", "observation") for path in roles.get(role, {}).values()]
 
     def may_be_files(self, path: str) -> bool:
-        """Whether the array is at a path of ``pictures``, and thus may contain encoded images."""
+        """Whether the array is at a path of ``pictures``, so that it can contain encoded images."""
         return self.pictures is not None and _is_at(self.pictures, path)
 
     def leaves_out(self, path: str) -> bool:

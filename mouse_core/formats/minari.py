@@ -122,7 +122,7 @@ def _ordered(values: Mapping[Location, npt.NDArray[Any]], spaces: Spaces) -> dic
 
 
 def _is_picture(spec: Any) -> bool:
-    """Whether Minari may have encoded values of this spec as images."""
+    """Whether Minari possibly encoded values of this spec as images."""
     return isinstance(spec, Bounded) and spec.dtype == np.uint8 and len(spec.shape) in (2, 3)
 
 
@@ -271,7 +271,7 @@ def _arrow_piece(
 
 
 def _struct_leaves(above: Location, column: pa.Field, array: Any) -> Iterator[tuple[Location, pa.Field, Any]]:
-    """Yield the location, the field and the values of each leaf of a column, which may be a nested struct."""
+    """Yield the location, the field and the values of each leaf of a column. The column can be a nested struct."""
     location = (*above, column.name)
     if not pa.types.is_struct(column.type):
         yield location, column, array
@@ -534,7 +534,7 @@ def _notes(metadata: dict[str, Any], spaces: Spaces) -> tuple[str, ...]:
 def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
     """Return the schema of all rows.
 
-    The schema is derived from several sampled episodes, because episodes may have different metadata.
+    The schema is derived from several sampled episodes, because episodes can have different metadata.
     """
     found: dict[str, pa.DataType] = {}
     for piece in samples:

@@ -427,7 +427,7 @@ def open(
             "minari", "openml", "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or
             "tfds"; one of ``layouts.LAYOUTS`` ("aloha", "d4rl", "diffusion_policy", "dreamer", "drqv2",
             "gen_dgrl", "maniskill", "ogbench", "robomimic", "roboset"); or a ``layouts.TreeLayout``. For recordings of
-            robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. A layout may also be given as a mapping of its
+            robots (MCAP, bags of ROS 2), a ``robot_logs.TopicLayout``. A layout can also be passed as a mapping of its
             arguments, or as a YAML file with its arguments.
         final: Treatment of an episode's last transition, for formats that do not store the final observation: "drop" or
             "mark".

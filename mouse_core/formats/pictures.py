@@ -105,8 +105,8 @@ def by_column(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, Pictu
     """Return the encoding by column. The key "" holds the encoding of all columns that are not named.
 
     Args:
-        given: A text for all columns, a mapping from columns to texts, or a list of texts. A text in the list may begin
-            with ``COLUMN=``.
+        given: A text for all columns, a mapping from columns to texts, or a list of texts. A text in the list can begin
+            with ``COLUMN=``, to name its column.
 
     Raises:
         ConfigError: A text is invalid, or a column has two texts.

@@ -735,7 +735,7 @@ def convert_rlds_to_trajectories(
     Args:
         rlds_data: An iterable of episodes. An episode is a mapping with ``steps``: an iterable of steps, or features
             stacked to ``[n, ...]``. A step has ``observation``, ``action``, ``reward``, ``discount``, ``is_first``,
-            ``is_last`` and ``is_terminal``; observations and actions may be nested.
+            ``is_last`` and ``is_terminal``; observations and actions can be nested.
         policy_info_fn: A function that takes a step and the next step, and returns ``policy_info``; by default ``()``.
 
     Returns:
@@ -767,7 +767,7 @@ def push_rlds_to_reverb(
 
     Args:
         rlds_data: An iterable of episodes, as in ``convert_rlds_to_trajectories``.
-        observer: Any callable that takes a trajectory. The observer may declare a spec: by a method
+        observer: Any callable that takes a trajectory. The observer can declare a spec: by a method
             ``get_table_signature()``, like Reverb observers of TF-Agents (with the sequence axis in front), or by an
             attribute ``data_spec`` or ``spec``. If there is a spec, the structure, dtypes and shapes of every
             trajectory are compared with the spec before the call. A Reverb table without a signature accepts any

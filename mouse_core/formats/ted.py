@@ -1132,7 +1132,7 @@ def _runs(stream: RowStream) -> Iterator[tuple[Columns, Bools]]:
 
     Yields:
         Pairs: some rows; and for each of these rows, whether an episode ends at the row. The last row of the stream
-            ends an episode only if it has a done code, because the last episode may continue.
+            ends an episode only if it has a done code, because the last episode could continue.
     """
     for name in ("action", "reward", "done"):
         if not any(belongs_to(other, name) for other in stream.schema.names):

@@ -212,11 +212,11 @@ class EpisodeCounter:
         Args:
             done: Done codes.
             reward: Rewards.
-            step: Step within the episode; None without such a column.
-            number: Hash of the number or name of the episode; None without such a column.
+            step: Step within the episode; None if the data have no such column.
+            number: Hash of the number or name of the episode; None if the data have no such column.
             row_hash: Hash of each row's action, reward, done and observation.
             observation_hash: Hash of the observation alone.
-            contradicted: Mask of rows whose flags contradict their done codes; None without such flags.
+            contradicted: Mask of rows whose flags contradict their done codes; None if the data have no such flags.
 
         Returns:
             Three arrays: a mask of the rows that begin an episode, the index of each row's episode, and the index of
@@ -711,7 +711,7 @@ def _chosen(values: Values, column: pa.Array, kept: Bools) -> Values:
 
 
 def _number_column(schema: pa.Schema, scalars: set[str]) -> str | None:
-    """Return the column with the number or name of each episode; None without such a column."""
+    """Return the column with the number or name of each episode; None if the data have no such column."""
     name = next((name for name in _NUMBER_COLUMNS if name in schema.names), None)
     return name if name is not None and (name in scalars or _is_text(schema.field(name).type)) else None
 

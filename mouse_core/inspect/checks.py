@@ -159,8 +159,8 @@ def _saturated(column: SampledColumn, sampled: Sampled) -> Iterator[Finding]:
 
 
 def _values_between(values: Floats) -> int:
-    """Return the number of distinct values between the lowest and the highest value, counted in the first few hundred
-    such values.
+    """Return the number of distinct values between the lowest and the highest value. Only the first few hundred of the
+    values between them are counted.
     """
     values = values[np.isfinite(values)]
     inside = values[(values > values.min(initial=np.inf)) & (values < values.max(initial=-np.inf))]

@@ -4,9 +4,9 @@ correct row.
 A linear fit predicts the change of the observation, ``y = o[t+1] - o[t]``, from ``o[t]``, ``o[t-1]`` and the actions of
 three rows: the action that led to ``o[t+1]`` according to the alignment (``stated``), the action one row before
 (``earlier``), and the action one row after (``later``). In correct rows, ``earlier`` adds no information for any
-policy, because a step depends only on observations and on the action that was taken. ``later`` may add information,
-because a policy chooses it from ``o[t+1]``. If ``earlier`` explains the changes better than ``stated``, the actions are
-shifted by a row.
+policy, because a step depends only on observations and on the action that was taken. ``later`` can add information,
+because a policy chooses the later action from ``o[t+1]``. If ``earlier`` explains the changes better than ``stated``,
+the actions are shifted by a row.
 
 A shift to the later action is detected by a reverse fit, which predicts each action from ``o[t]`` and ``o[t+1]``. The
 action taken between the two observations was chosen from ``o[t]`` and led to ``o[t+1]``, so these observations contain

@@ -619,8 +619,8 @@ class Mixture(Store):
 
     A field must be of the same kind in all members. If shorter rows of a field are padded (``action``,
     ``obs_continuous``), the field has the largest of the members' widths. A field that a member lacks must be left out
-    with ``fields=``. Members may grow: ``refresh()`` of a loader takes a new snapshot of all members. Mixtures may also
-    be members.
+    with ``fields=``. Members can grow: ``refresh()`` of a loader takes a new snapshot of all members. A member can also
+    be a mixture.
 
     Args:
         stores: The members by name, or a sequence of members, which are named "0", "1" and so on.

@@ -154,7 +154,9 @@ class Agreement:
             pause = min(2 * pause, _LONGEST_WAIT)
 
     def _stay(self, name: str) -> None:
-        """Wait until the other ranks have read the error, because this process may end after raising it."""
+        """Wait until the other ranks have read the error, because this process can end after it has raised the
+        error.
+        """
         board = self._board
         until = time.monotonic() + min(_STAYS, board.seconds)
         unread = list(range(1, self.ranks.count))

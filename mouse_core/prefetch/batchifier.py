@@ -134,7 +134,7 @@ class Batchifier(Loader[T]):
 
     @staticmethod
     def deliver(batch: Batch) -> Any:
-        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework; the result may share the arrays' memory.
+        """Convert a batch ``{field: ndarray [B, S, ...]}`` to the framework; the result can share the arrays' memory.
 
         A batch with several views is converted view by view. Worker threads call this method.
         """

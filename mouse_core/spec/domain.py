@@ -1,8 +1,8 @@
 """The base class of all specs of values; operations on shapes; and random draws.
 
-A spec is the set of values that one step may have, its domain. All operations on axes (``reshape``, indexing, ...) are
-implemented as a ``Change``: a function that reshapes, indexes or repeats the first ``ndim`` axes of an array and keeps
-all later axes. ``operate`` applies a change to a shape and to the arrays of a spec, such as bounds and masks.
+A spec describes the set of values that one step can have, its domain. All operations on axes (``reshape``, indexing,
+...) are implemented as a ``Change``: a function that reshapes, indexes or repeats the first ``ndim`` axes of an array
+and keeps all later axes. ``operate`` applies a change to a shape and to the arrays of a spec, such as bounds and masks.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def whole_numbers(key: Key, low: Array, high: Array, shape: tuple[int, ...]) -> 
 
 
 def _offsets(upper: Array, lower: Array, most: Array) -> Array:
-    """Return ``floor(n * (2**64 * upper + lower) / 2**128)`` for ``n = most + 1``, which may be 2**64."""
+    """Return ``floor(n * (2**64 * upper + lower) / 2**128)`` for ``n = most + 1``, which can be 2**64."""
     number = most + np.uint64(1)
     part = upper * number
     carried = (part + _upper_product(lower, number)) < part
@@ -314,7 +314,7 @@ MOST_VALUES = 1 << 20
 
 
 class Domain:
-    """The set of values that one step may have: base class of ``Bounded``, ``Categorical``, ``Composite`` and others.
+    """The set of values that one step can have: base class of ``Bounded``, ``Categorical``, ``Composite`` and others.
 
     A spec is immutable and hashable, and equals any spec with the same content. ``shape`` is the shape of one step; a
     size of -1 is dynamic, which allows any size. Values can have any number of batch axes before ``shape``: ``[*batch,
@@ -417,7 +417,7 @@ class Domain:
         return self._draw(key_of(seed), (), check_shape(batch, where="batch", dynamic=False))
 
     def zeros(self, batch: int | Shape = ()) -> Any:
-        """Return zeros, ``[*batch, *shape]``, even if zero is not in the domain.
+        """Return zeros, ``[*batch, *shape]``, even if the number 0 is not in the domain.
 
         Raises:
             ConfigError: The shape is invalid, or the spec has dynamic dimensions; call ``expand`` first.
@@ -426,7 +426,7 @@ class Domain:
         return self._filled(0, check_shape(batch, where="batch", dynamic=False))
 
     def ones(self, batch: int | Shape = ()) -> Any:
-        """Return ones, ``[*batch, *shape]``, even if one is not in the domain.
+        """Return ones, ``[*batch, *shape]``, even if the number 1 is not in the domain.
 
         Raises:
             ConfigError: The shape is invalid, or the spec has dynamic dimensions; call ``expand`` first.
@@ -499,7 +499,7 @@ class Domain:
     def expand(self, shape: int | Shape) -> Self:
         """Return the spec of values that are repeated to fill a shape; the shape must end with ``self.shape``.
 
-        Sizes of 1 and dynamic sizes may become other sizes; -1 keeps a size. The shape includes the last axis of
+        Sizes of 1 and dynamic sizes can become other sizes; -1 keeps a size. The shape includes the last axis of
         ``OneHot`` and ``MultiOneHot``.
 
         Raises:
@@ -557,7 +557,7 @@ class Domain:
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _axes(self) -> Shape:
-        """Return the dimensions that operations on axes may change."""
+        """Return the dimensions that operations on axes can change."""
         return self.shape
 
     def _check_static(self, what: str) -> None:

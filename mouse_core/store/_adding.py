@@ -77,7 +77,7 @@ def episode_columns(
         parts: See ``parts_of``.
         alignment: The alignment of the rows. If None, the alignment is "arrived" if the observations include the
             episode's final observation, else "outgoing".
-        declared: The declared columns of the store. Values of declared columns may have any type.
+        declared: The declared columns of the store. Values of declared columns can have any type.
 
     Returns:
         A tuple of three: a dict from the name of each column to an array ``[rows, ...]`` or a list of texts; the

@@ -484,8 +484,8 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
 def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
     """Return whether the rows of ``after`` begin with the rows of ``before``; False if ``before`` is empty.
 
-    The last segment may have grown. In a store's folder, sealing or merging may have moved the last rows to other
-    files.
+    The result is also True if the last segment has grown, or if sealing or merging has moved the last rows of a store's
+    folder to other files.
     """
     kept = _same(before, after)
     replaced, coming = before[kept:], after[kept:]

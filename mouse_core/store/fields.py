@@ -122,7 +122,7 @@ def fields_of_steps(
     ``action`` is not required.
 
     Args:
-        types: The Arrow types, by name, of the columns that may get fields.
+        types: The Arrow types, by name, of the columns that can get fields.
         columns: The names of all columns.
         transitions: Further columns whose values belong to transitions.
     """

@@ -120,7 +120,7 @@ class Store(ABC):
 
         The folder becomes visible only when it is complete on disk, so a kill or a power cut leaves no partial folder.
         The folder contains the digest of every file, for ``mouse verify``. Existing files are never overwritten,
-        because other processes may have mapped these files. To save later rows, write to another folder, or use
+        because other processes could have mapped these files. To save later rows, write to another folder, or use
         ``DatasetStore.open(path, "a")``. The folder also contains the videos to which rows refer: as links, or as
         copies if links are not possible.
 

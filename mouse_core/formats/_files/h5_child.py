@@ -206,7 +206,7 @@ def serve(path: str, opened: Callable[[str], Any]) -> None:
     """Answer requests until the input ends.
 
     Args:
-        path: The first file; requests may name further files.
+        path: The first file; requests can name further files.
         opened: A function that opens a file; the result has the methods of ``Opened``.
     """
     _bound_memory()

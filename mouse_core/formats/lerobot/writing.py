@@ -191,7 +191,7 @@ def write_lerobot(
             have no rate.
         robot_type: Name of the robot; by default the robot in the metadata.
         task: Text of the task for rows without a task; by default the name of their environment.
-        shard_bytes: Approximate largest size of a file of frames; videos may be twice as large.
+        shard_bytes: Approximate largest size of a file of frames; videos can be twice as large.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -278,7 +278,7 @@ class _Writer:
         cameras: See ``_with_pixels``.
         rate: Frames per second.
         task: Text of the task for rows without a task.
-        most_bytes: Approximate largest size of a file of frames; a video may be twice as large.
+        most_bytes: Approximate largest size of a file of frames; a video can be twice as large.
     """
 
     def __init__(
@@ -576,7 +576,7 @@ def _place(name: str, number: int) -> dict[str, int]:
 
 
 def _discard(writer: Any) -> None:
-    """Close a file, which may be incomplete."""
+    """Close a file, even if the file is incomplete."""
     with suppress(OSError, pa.ArrowException):
         writer.close()
 

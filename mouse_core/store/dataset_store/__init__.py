@@ -29,7 +29,7 @@ class DatasetStore(Store):
     """A store of steps in recorded order. The store consists of datasets, to which it refers without a copy, and of
     appended rows.
 
-    Datasets stay on disk or in memory; the rows of datasets are neither copied nor scanned. One thread may append while
+    Datasets stay on disk or in memory; the rows of datasets are neither copied nor scanned. One thread can append while
     other threads read snapshots.
 
     Args:
@@ -297,10 +297,10 @@ class DatasetStore(Store):
         The metadata of a dataset (see ``mouse_core.metadata``) are checked. The metadata set the options that were not
         passed to the store: fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field of the store overrides
         the dataset's field of the same name; both must read the same column in the same shape. The store's dimensions
-        may exceed the dimensions in the metadata.
+        can be larger than the dimensions in the metadata.
 
-        A reward in the first row of an episode contradicts the alignment "arrived": if the first rows of the dataset
-        have such rewards, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
+        A reward in the first row of an episode contradicts the alignment "arrived": if a reward of this kind is in the
+        first rows of the dataset, an ``AlignmentWarning`` is issued. Appended rows are inspected in the same way when a
         snapshot is taken, at ``flush()`` and at ``close()``.
 
         Args:

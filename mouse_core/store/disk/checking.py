@@ -77,7 +77,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
     were written.
 
     Args:
-        folder: The folder; another process may be writing to it.
+        folder: The folder. Another process can write to the folder during the check.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -153,7 +153,7 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
     copy.
 
     Args:
-        path: The folder; no other process may be writing to it.
+        path: The folder. No other process may write to the folder.
         dry_run: Whether to report the steps without changing any file.
         progress: Whether to show a progress bar.
 

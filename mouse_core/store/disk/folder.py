@@ -453,8 +453,8 @@ class Unneeded:
         return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
 
     def forget(self) -> None:
-        """Forget all registered files without removing them, because the folder was replaced and another writer may use
-        the same file names.
+        """Forget all registered files without removing them, because the folder was replaced, and another writer can
+        use the same file names.
         """
         self._files.clear()
 

@@ -6,8 +6,8 @@ replace the manifest; no sealed file changes. Rows are dropped one file at a tim
     max_rows=1000, files of 120 rows each: 8 files have 960 rows; with a ninth file, 1,080 rows would exceed max_rows
     -> the oldest file is dropped first, 840 rows stay, and at most 960 rows exist when the next file is full
 
-An earlier writer, which had no limit, may have written a file that is much larger than an eighth of the limit. When the
-folder is opened, such a file is rewritten as smaller files::
+If an earlier writer had no limit, a file can be much larger than an eighth of the limit. When the folder is opened,
+such a file is rewritten as smaller files::
 
     max_rows=300, one file of 400 rows   ten files of 37 rows and one of 30; the oldest three are dropped
 
@@ -282,8 +282,8 @@ class Limits:
                 raise ConfigError(f"{name}: expected an integer of at least {least}, found {limit!r:.80}")
 
     def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
-        """Return the largest allowed size of a file, in bytes and in rows, such that dropping one file drops only a
-        small part of the rows.
+        """Return the largest allowed size of a file, in bytes and in rows. With this size, dropping one file drops only
+        a small part of the rows.
         """
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
@@ -633,7 +633,7 @@ class WrittenRows(FolderRows):
             remove(self.folder_path / sealed.name)
 
     def _keep_newest(self) -> None:
-        """Cut large files, and then drop the rows above the limit that an earlier writer may have left."""
+        """Cut large files, and then drop the rows above the limit, which an earlier writer can have left."""
         with self.lock, suppress(StorageError):  # the rows are dropped when the disk has room
             self.drop()
             for place, one in reversed(list(enumerate(self._folder.manifest.segments))):

@@ -232,7 +232,7 @@ class SealedFile:
         and the distance of each of these batches from the first batch in bytes.
 
         If checksums are compared, the result contains only batches of ``numbers`` that were checked; else the result
-        may contain other batches too. Both arrays are empty if the distances are unknown.
+        can contain other batches too. Both arrays are empty if the distances are unknown.
         """
         stride = self.sealed.stride
         if not stride or isinstance(self.opened, pa.Table):

@@ -54,10 +54,10 @@ def upload(
     """Send the missing sealed files of a store's folder, and then its manifest.
 
     A concurrent reader sees the state before or after the upload, never a mixture. Files that the manifest no longer
-    names are kept at the address, because readers may still use them.
+    names are kept at the address, because readers can still use them.
 
     Args:
-        folder: The store's folder; a writer may append rows during the upload.
+        folder: The store's folder; a writer can append rows during the upload.
         url: The target address, which is empty or holds an earlier state of this store.
         reaching: The options for reaching the address.
         progress: Whether to show a progress bar.
