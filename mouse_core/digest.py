@@ -150,7 +150,7 @@ def _by_width(field: tuple[np.dtype[Any], str, tuple[int, ...]]) -> tuple[int, s
 
 
 def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.NDArray[np.int64], view: int) -> int:
-    """Return the sum of the hashes of all rows.
+    """Return the sum of the hashes of all rows of a batch.
 
     If only some rows of a field need float64 or uint64, these rows are hashed separately, because the hash of a row
     must not depend on other rows.
@@ -525,7 +525,7 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     always add up to the digest of the stream.
 
     Args:
-        states: The states of all ranks, each once, in any order, taken at the same batch.
+        states: One state from each rank, in any order; all states were saved at the same batch.
 
     Raises:
         StateError: A rank is missing or occurs twice, the states are of different batches or sources, or a state has no

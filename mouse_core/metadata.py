@@ -113,7 +113,7 @@ class DatasetMetadata(_Described):
         fields: Additional fields, and fields that replace standard fields.
         max_action_dim: Number of actions A, or the width of action vectors.
         max_obs_continuous_dim: Width C of observation vectors.
-        recordings: How recorders recorded the steps; duplicates are removed.
+        recordings: A ``Recording`` for each way in which the steps were recorded; duplicates are removed.
         spec: Allowed values of columns: a ``mouse_core.spec.Composite``, or a dict from column to array spec.
         videos: The video files, to which frames refer by position in this list. Each item is a pair: the path below the
             dataset's folder, and the digest of the file's index (``mouse_core.video.VideoIndex``).

@@ -104,7 +104,7 @@ def _has_parts(item: Any) -> bool:
 
 
 def children_of(node: Any) -> list[tuple[str | int, Any]]:
-    """Return pairs of the name and the child for each child of a node, in order."""
+    """Return a pair for each child of a node, in order: the name and the child."""
     if isinstance(node, Mapping):
         return list(node.items())
     if hasattr(node, "_fields"):

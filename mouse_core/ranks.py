@@ -98,7 +98,7 @@ def find_ranks(first: str = "torch") -> Ranks:
     the result is rank 0 of 1 process.
 
     Args:
-        first: The source to try first; a framework's loader names its own framework.
+        first: The source to try first; the loader of a framework passes the name of this framework.
 
     Raises:
         ConfigError: Only one of the variables RANK and WORLD_SIZE is set, or their values are not valid numbers.

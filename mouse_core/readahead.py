@@ -4,7 +4,7 @@ Batches are planned in blocks, so it is known which bytes batch 7 needs while ba
 copies a batch and requests the next batches: up to ``LocalFiles.depth`` bytes of local files, or 64 MB of remote
 memory.
 Example: with a depth of 4 MB and batches of 400 KB, batches 4 to 13 are requested when batch 3 is copied, and further
-batches when 2 MB of the requested bytes are left.
+batches are requested when 2 MB of the requested bytes are not copied yet.
 
 - ``RemoteMemory`` is memory whose bytes are fetched on request: a cache of remote objects, or ``LocalFiles``.
 - ``LocalFiles`` requests pages of mapped files from the kernel (``MADV_WILLNEED``). Readahead starts when page faults
@@ -357,8 +357,8 @@ def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = 
     """Yield slices of ``begins``. Before the caller requests the next slice, the caller reads ``nbytes`` bytes at each
     address of the slice.
 
-    Once reading has waited for a disk, all remaining ranges are requested together with the ranges ``later``: pairs of
-    addresses and the number of bytes at each address.
+    When a read has waited for a disk once, all remaining ranges are requested together with the ranges ``later``. Each
+    item of ``later`` is a pair: addresses, and the number of bytes at each address.
     """
     before: int | None = usage().faults if resource is not None else None
     first = 0

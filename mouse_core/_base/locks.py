@@ -40,9 +40,9 @@ _PATIENCE = 2e-3
 class TurnLock(ProcessLock):
     """A lock that one thread can take repeatedly without starving other threads.
 
-    The first thread that requests a free Python lock gets it; usually this is the thread that released the lock. A
-    waiting thread takes the lock with ``waited_for()``; the thread that takes the lock repeatedly calls ``give_way()``
-    each time before it takes the lock.
+    A free Python lock is given to the first thread that requests the lock; usually this is the thread that released the
+    lock. A waiting thread takes the lock with ``waited_for()``; the thread that takes the lock repeatedly calls
+    ``give_way()`` each time before it takes the lock.
     """
 
     def __init__(self) -> None:

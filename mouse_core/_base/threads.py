@@ -27,7 +27,8 @@ def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T
     Args:
         pool: The thread pool. After an error, some of its threads can still be working.
         call: The function.
-        items: The arguments, taken one after the other by the thread that requests results.
+        items: The arguments. The thread that requests results takes the arguments from the iterable one after the
+            other.
     """
     coming: deque[Future[R]] = deque()
     try:

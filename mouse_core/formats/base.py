@@ -553,8 +553,8 @@ class RowDigest:
     """A digest of rows, which are added as record batches one after another.
 
     Args:
-        schema: The schema of the rows; required only if ``update`` is possibly never called. The default is the schema
-            of the first batch.
+        schema: The schema of the rows. The default is the schema of the first batch; pass ``schema`` if there can be no
+            batch.
         hashed: A function that returns a new hash object, with the methods ``update`` and ``digest``.
     """
 

@@ -318,7 +318,7 @@ class Part:
 
     @classmethod
     def written(cls, folder: Path, names: Iterable[str], first: int, rows: int, digest: str, facts: Any = None) -> Self:
-        """Sync the files of a part in ``folder`` to the disk, and return the part with their checksums."""
+        """Sync the files of a part in ``folder`` to the disk, and return the part with the checksums of these files."""
         files = {name: folder / name for name in names}
         sync_files([*files.values()])
         sync_folders(file.parent for file in files.values())

@@ -129,9 +129,9 @@ class TreeLayout(Aligned):
             left out; an array whose length fits neither steps nor observations raises an error.
         action_metadata: Paths of metadata that belong to the action of their row. Metadata whose names begin with
             ``action``, ``policy`` or ``log_prob`` always belong to the action.
-        numbers: Numeric metadata: a mapping from names to the source of the number. "file" is the index of the file;
-            "*" is the number in the name of the episode; a regular expression with one group finds the number in the
-            name of the file.
+        numbers: Metadata that are numbers: a mapping from the name of each number to its source. "file" is the index of
+            the file; "*" is the number in the name of the episode; a regular expression with one group finds the number
+            in the name of the file.
         leave_out: Paths of arrays and groups that are not read.
         task: Path of the attribute with the task of an episode, for the column ``metadata_task``. The path consists of
             the path of a group, ``@``, the attribute's name and, if the attribute contains JSON, keys in the JSON, such

@@ -370,7 +370,9 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
 
 
 def _again(episodes: Iterable[Any], path: str) -> Iterator[Any]:
-    """Yield episodes. Raise ConfigError for generators, of episodes or of steps, because they can be read only once."""
+    """Yield episodes. Raise ConfigError if the episodes, or the steps of an episode, are a generator, because a
+    generator can be read only once.
+    """
     check_episodes(episodes)
     hint = "can be read only once; pass lists, or a function that makes the episodes"
     if isinstance(episodes, Iterator):

@@ -337,7 +337,7 @@ class Column:
 
     Args:
         role: The layout's role: "observation", "action", ...
-        name: Part of the column name after the role; empty if the role has a single path.
+        name: The part of the column name that follows the role; empty if the role has a single path.
         place: The path.
         match: "nearest" or "hold".
         tolerance: Largest distance in time, in seconds.
@@ -1177,8 +1177,8 @@ def _number(value: Any, place: Place) -> float:
 def ticks_of(times: Sequence[Times], rate: float) -> Times:
     """Return ticks at a rate, from the first message to the last.
 
-    One tick is at the first message of the topic that starts last; the other ticks lie before and after this tick, at
-    equal distances.
+    One tick is at the first message of the topic that starts last. The other ticks lie before and after this tick; all
+    ticks have equal distances.
 
     Example with 20 ticks per second: a topic has messages at 0 and 90 ms, and another topic starts at 40 ms. The ticks
     are at 40 and 90 ms. There is no tick at -10 ms, before the first message.

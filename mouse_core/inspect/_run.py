@@ -199,7 +199,7 @@ def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> 
 
     Args:
         episodes: The counts of episodes.
-        vectors: Whether some observations are floats with fractional values.
+        vectors: Whether at least one observation consists of floats with fractional values.
         states: Whether all observations are discrete states.
     """
     transitions, repeats = episodes.transitions, episodes.repeated_observations

@@ -363,7 +363,7 @@ class MixtureSnapshot(Snapshot):
 
     @property
     def store_rows(self) -> Any:  # type: ignore[override]
-        """``store_rows`` of each member's snapshot, by name."""
+        """The value of ``store_rows`` of each member's snapshot, by the member's name."""
         return {name: member.store_rows for name, member in zip(self.mix.names, self.members, strict=True)}
 
     @memo

@@ -136,7 +136,7 @@ class MixtureSource:
         return Shares.of([exact(weight) for weight in self._mix.stages[stage][1]])
 
     def _windows_of(self, number: int) -> int:
-        """Return the number of windows in a batch of a member."""
+        """Return how many windows a batch of a member contains."""
         if number not in self._sizes:
             self._batch(number, 0)
         return self._sizes[number]

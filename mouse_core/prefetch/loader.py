@@ -325,8 +325,8 @@ class Loader(Generic[T]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_decoder: bool = False) -> None:
-        """Continue exactly from the position in the stream, and with the seed, that ``state`` contains. The store can
-        have more rows than at the time when the state was saved.
+        """Continue exactly at the position in the stream that ``state`` contains, with the seed in ``state``. The store
+        can have more rows than at the time when the state was saved.
 
         The digest continues if the state has the digest of a complete stream: from one process, or from all ranks
         together (``mouse_core.digest.whole_state``). With several ranks, rank 0 continues the digest and the other

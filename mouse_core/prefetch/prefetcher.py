@@ -33,8 +33,8 @@ class Staged:
     """A function that takes an index and returns a batch, in two stages: it gathers the batch on the host, and then
     transfers the batch to the device.
 
-    The maker of a ``Delivery`` should return a ``Staged`` if batches leave the host. The digest is then computed from
-    the result of the first stage, and no data are copied back from a device.
+    If batches are transferred to a device, the maker of a ``Delivery`` should return a ``Staged``. The digest is then
+    computed from the result of the first stage, and no data are copied back from a device.
 
     Args:
         gather: The first stage, from an index to a gathered batch.

@@ -85,7 +85,8 @@ class Field:
         required: Whether an error is raised if a store lacks the column; otherwise the field is absent.
         max_ndim: Largest number of dimensions of a row's values; by default the number of dimensions of ``shape``, or
             without ``shape`` no limit.
-        min_ndim: Smallest number of dimensions of a step; with 1, a number is read as a vector of one value.
+        min_ndim: Smallest number of dimensions of a step; if ``min_ndim`` is 1, a number is read as a vector of one
+            value.
         dim: If ``shape`` is not set: the number of values of a vector, or the number of codes. Codes ``0..dim - 1`` are
             allowed, unless ``bounds`` or ``min_ndim`` are set. ``DatasetStore`` sets ``dim`` from its own options.
         labels: Names of the codes from 0, for messages.
@@ -96,7 +97,8 @@ class Field:
         transition: Whether values belong to a transition, like an action and its reward, and not to an observation. By
             default, the value is the same as in the standard field of this name. The option ``windows=`` of sources
             uses this attribute.
-        crop: The part of a video frame that is delivered, before resizing: ``(top, left, height, width)``.
+        crop: The part of a video frame that is delivered: ``(top, left, height, width)`` in pixels of the frame before
+            it is resized.
         decoder: The ``mouse_core.video.Decoder`` for video frames. Metadata of datasets do not contain it.
     """
 
@@ -254,9 +256,9 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None], layout
     """Merge ``fields`` into the fields of a layout: a field replaces the field of the same name, or is added at the
     end.
 
-    A field that replaces a standard field gets at least the standard ``min_ndim``; if it has the standard bounds and no
-    labels, it also gets the standard labels. If a standard field has no ``dim``, its dimension is looked up in
-    ``dims``, under the name of the option that sets this dimension (see ``DIMS``).
+    If a field replaces a standard field, its ``min_ndim`` becomes at least the standard ``min_ndim``. If the field has
+    the standard bounds and no labels, it also gets the standard labels. If a standard field has no ``dim``, its
+    dimension is looked up in ``dims``, under the name of the option that sets this dimension (see ``DIMS``).
     """
     merged = {standard.name: standard for standard in LAYOUTS[layout]}
     for given in fields:

@@ -125,8 +125,8 @@ class Leaf(Domain):
         return self._fits_by_row(self._as_array(values, any_numbers=True))
 
     def why_not_numbers(self, values: Any) -> str | None:
-        """Return the reason why a number is not in the domain, or None if all numbers are. Unlike ``why_not``, this
-        method accepts numbers of any dtype.
+        """Return the reason why a number is not in the domain, or None if all numbers are in the domain. Unlike
+        ``why_not``, this method accepts numbers of any dtype.
         """
         try:
             return self._why_not(self._as_array(values, any_numbers=True))
@@ -1073,7 +1073,7 @@ def _nearest_code(mask: Array, codes: Array) -> Array:
 
 
 def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
-    """Convert a mask ``[..., sum(nvec)]`` to shape ``[..., k, most]``; return a mask that has this shape already
+    """Convert a mask ``[..., sum(nvec)]`` to shape ``[..., k, most]``; a mask that already has this shape is returned
     unchanged.
     """
     if mask.ndim > 1 and mask.shape[-2:] == (*nvec.shape[-1:], most):

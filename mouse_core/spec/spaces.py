@@ -126,8 +126,9 @@ def _whole(dtype: np.dtype[Any]) -> Any:
 def from_dm_env(spec: Any, *, where: str = "spec") -> Any:
     """Convert a dm_env spec to a spec.
 
-    ``Array`` is ``Unbounded``, ``BoundedArray`` is ``Bounded``, ``DiscreteArray`` is ``Categorical``, ``StringArray``
-    is ``NonTensor``. A mapping or list becomes a ``Composite``; the entries of a list get the names "0", "1", ...
+    ``Array`` becomes ``Unbounded``, ``BoundedArray`` becomes ``Bounded``, ``DiscreteArray`` becomes ``Categorical``,
+    and ``StringArray`` becomes ``NonTensor``. A mapping or list becomes a ``Composite``; the entries of a list get the
+    names "0", "1", ...
 
     Args:
         spec: The dm_env spec, or nested mappings and lists of dm_env specs.

@@ -57,7 +57,7 @@ class Scaling:
 
     @property
     def identity(self) -> list[Any]:
-        """The kind, and a digest of the centre and the spread, for fingerprints."""
+        """The kind of the scaling, and a digest of its centre and spread, for fingerprints."""
         numbers = b"".join(np.ascontiguousarray(one, "<f8").tobytes() for one in (self.centre, self.spread))
         return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
 
@@ -86,8 +86,8 @@ class Scaling:
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
     def undo(self, values: Any) -> Any:
-        """Convert normalised values back to the original values, in the same framework and on the same device; works in
-        ``jax.jit``.
+        """Convert normalised values back to the original values, in the same framework and on the same device. The
+        method can be called in ``jax.jit``.
 
         The result differs from the original value x by at most ``4e-7 * (abs(centre) + abs(x - centre))``, which is a
         few units in the last place of float32.
@@ -359,7 +359,7 @@ class StreamNormalize:
         return ["normalize", {name: scaling.identity for name, scaling in self.scalings.items()}]
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
-        """Return ``dtypes`` with the dtypes of ``read`` for the normalised fields."""
+        """Return a copy of ``dtypes``, in which the normalised fields have the dtypes of ``read``."""
         return {name: self.read[name] if name in self.scalings else dtype for name, dtype in dtypes.items()}
 
     def __call__(

@@ -56,8 +56,8 @@ class Episodes:
         table: One row for each episode; see ``Store.episodes``.
         rows: The snapshot.
         looked_at: Names of all columns that were inspected, including columns that are not in the table.
-        origin: A token that two tables share if one table extends the other. If a token is shared, two episodes with
-            equal index and length are equal in both tables.
+        origin: A token that two tables share if one table extends the other. If two tables share the token, an episode
+            of one table and an episode of the other table are equal if they have the same index and length.
     """
 
     table: pa.Table
@@ -442,7 +442,7 @@ _LOOKED_AT = 64
 
 
 class ChosenSegment(SegmentView):
-    """A segment that consists of ranges of another segment's rows, in the order of that segment, without a copy.
+    """A segment that consists of ranges of another segment's rows. The rows keep their order, and are not copied.
 
     Args:
         whole: The segment from which rows are selected.

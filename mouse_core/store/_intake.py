@@ -504,7 +504,7 @@ class StoreBackend:
             raise self.error()
 
     def flush(self) -> None:
-        """Do nothing, since no rows wait to be written; see ``DatasetStore.flush``."""
+        """Do nothing, because all rows are in memory and none must be written; see ``DatasetStore.flush``."""
 
     def close(self) -> None:
         """Do nothing, since no files are open; see ``DatasetStore.close``."""

@@ -31,8 +31,8 @@ _APPENDED_ROWS = 1024
 
 
 def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], label: str, *, stacklevel: int) -> None:
-    """Inspect the first rows of a segment, and warn if the first row of an episode has a reward, because no action
-    precedes such a row.
+    """Inspect the first rows of a segment, and warn if the first row of an episode has a reward: no action precedes
+    this row, so the reward cannot belong to an action.
 
     Args:
         segment: The rows, of alignment "arrived".

@@ -159,8 +159,8 @@ class Snapshot:
         num_rows: Number of leading rows of the segments that belong to the snapshot; None: all.
         budget: The memory limit for dense copies.
         store_rows: The number of store rows from which this snapshot was taken; the snapshot of a view selects some of
-            these rows. A loader's state contains this number, and ``Store.snapshot(store_rows)`` returns the snapshot
-            again. None means ``num_rows``.
+            these rows. A loader's state contains this number, from which ``Store.snapshot(store_rows)`` creates the
+            same snapshot again. None means ``num_rows``.
 
     Raises:
         ConfigError: The store has fewer rows.

@@ -258,7 +258,7 @@ def _with_pixels(stream: RowStream, images: Any) -> tuple[RowStream, dict[str, t
 
 
 def _check_pictures(columns: Sequence[str], batch: pa.RecordBatch) -> None:
-    """Raise DataError if a row that is not marked as missing lacks an image."""
+    """Raise DataError if a row lacks an image, but the row's observation is not marked as missing."""
     marked = batch.column(MISSING).fill_null(0) if MISSING in batch.schema.names else None
     seen = pa.nulls(batch.num_rows).is_null() if marked is None else pc.equal(marked, 0)
     for name in columns:

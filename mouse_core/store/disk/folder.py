@@ -90,8 +90,8 @@ class Sealed(NamedTuple):
             see ``files.ipc``.
         schema: Index of the segment's schema in the manifest's schemas.
         appended: Whether the rows were appended to the store, not taken from a dataset.
-        batch_rows: Number of rows of each record batch; the last record batch can have fewer rows. 0: all rows are in
-            one record batch.
+        batch_rows: Number of rows of each record batch; the last record batch can have fewer rows. If the number is 0,
+            all rows are in one record batch.
         stride: Distance in bytes between the starts of consecutive full record batches. The distance is 0 unless all
             distances are equal, and the offsets of values in all full record batches are equal.
         load: Identifier of the dataset that the rows were taken from; an episode never continues in rows with another

@@ -712,8 +712,8 @@ class WrittenRows(FolderRows):
             self.seal_waiting()
 
     def _loads_of(self, segments: Sequence[Segment], schema: StoreSchema) -> list[int]:
-        """Return the ``load`` of each dataset: the ``load`` of the previous dataset if rows mark the end of an episode
-        between both datasets, else a new identifier.
+        """Return the identifier ``load`` of each dataset. If rows mark the end of an episode between a dataset and the
+        previous dataset, both have the same ``load``; otherwise, the dataset gets a new identifier.
         """
         known = self._folder.manifest.segments
         newest = max((one.load for one in known), default=0)
