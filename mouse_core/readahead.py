@@ -428,8 +428,8 @@ class ReadAhead:
             no files.
         blocks: Object that plans blocks of batches, as ``batches._planner.PlannedBlocks`` does.
         views: Function that returns the views by which a block is copied; None for a block that is not copied.
-        gathered: Function that yields the ranges of a batch that are read but not copied: first the known ranges, then
-            the ranges that reading the known ranges reveals.
+        gathered: Function that yields the ranges of a batch that are read but not copied: first the ranges that are
+            known already, then the ranges that become known when the first ranges are read.
         read: Function that takes a block of batches and returns the blocks whose rows must be read. If batches are
             drawn from stretches (runs of consecutive rows that are read at once), the function returns a block of
             stretches, and also the given block if stretches can be evicted early. Otherwise, the function returns the
@@ -612,8 +612,9 @@ class ReadAhead:
     def _stages(
         self, read: Sequence[Block], first: int, count: int, ranges: tuple[Int64s, Int64s, Int64s]
     ) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield ``ranges`` and all other known ranges of the batches, then the ranges that reading the known ranges
-        reveals."""
+        """Yield ``ranges`` and all other known ranges of the batches; then yield the ranges that become known when the
+        first ranges are read.
+        """
         begins, ends, numbers = ranges
         for one in read:
             rows, batches = _rows(one, first, count)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 def results(
     call: Callable[[T], Any], items: Iterable[T], num_workers: int, what: str, *, ahead: int, in_order: bool
 ) -> Generator[tuple[T, Any]]:
-    """Yield each item with the result of a call; the first error ends the iterator.
+    """Call a function with each item, and yield pairs of the item and the result; the first error ends the iterator.
 
     Args:
         call: The function; pickle must support the function, unless ``num_workers`` is 0.

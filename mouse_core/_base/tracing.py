@@ -18,9 +18,9 @@ def refuse_traced(caller: str) -> None:
     core imports no framework, so the check works only if the program has imported JAX. The check takes a microsecond.
 
     Raises:
-        ConfigError: The call is inside ``jax.jit``, ``scan``, ``vmap`` or a similar transformation. Callbacks, and
-            functions that ``jax.grad`` executes without compilation, are allowed, because their Python code runs at
-            every call.
+        ConfigError: The call is inside ``jax.jit``, ``scan``, ``vmap`` or a similar transformation. The call is allowed
+            in callbacks, and in functions that ``jax.grad`` executes without compilation, because their Python code
+            runs at every call.
     """
     if "jax" not in sys.modules:
         return

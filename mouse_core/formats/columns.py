@@ -480,7 +480,7 @@ class TransitionRows:
         return self._take(self._held, len(self._held["begins"]["begins"]))
 
     def _mark_begins(self, parts: dict[str, Columns]) -> None:
-        """Mark where episodes begin.
+        """Mark the transitions at which episodes begin.
 
         An episode begins at the first transition, and at each transition whose observation differs from ``following``
         of the transition before.

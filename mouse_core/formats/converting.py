@@ -590,7 +590,7 @@ class Work:
         return part, table.schema
 
     def source_digest(self, part: Part) -> str:
-        """Return the digest of the rows of a part, as the source contains them now."""
+        """Return the digest of the rows of a part, computed from the current content of the source."""
         return contents(stored_rows(self.snapshot, part.first, part.first + part.rows, self.schema))
 
 

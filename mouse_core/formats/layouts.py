@@ -120,7 +120,7 @@ class TreeLayout(Aligned):
         reward: A number for each step. Without this argument, rewards are 0.
         terminated: A flag for each step or for each episode. The flag states that the episode reached a terminal state.
             The path ``"not discount"`` gives a flag that is set where the array ``discount`` is 0. With several paths,
-            the flag is set where the array at any path is set.
+            the flag is set where the array at one or more of the paths is set.
         truncated: A flag for each step or for each episode. The flag states that the episode was truncated.
         next_observation: The observation after each step. If the layout determines the ends of episodes, only the last
             value of each episode is read.
@@ -304,7 +304,7 @@ def _paths_by_name(role: str, value: Any) -> dict[str, str]:
 
 
 def _groups_of(pattern: Any) -> int:
-    """Return the number of groups of a regular expression; -1 for an invalid expression."""
+    """Return how many groups a regular expression has; -1 for an invalid expression."""
     try:
         return re.compile(pattern).groups
     except (re.error, TypeError):

@@ -301,9 +301,9 @@ def read_rlds(
         episodes: An iterable of episodes that can be iterated over repeatedly, such as a list; or a function that
             returns an iterable of episodes, such as a generator function. Episodes have the form that
             ``convert_rlds_to_trajectories`` accepts.
-        final: How to store the last action of an episode whose steps end without ``is_last``, so that the observation
-            after the action is missing: "drop" omits the action, "mark" adds a row of zeros. By default such an episode
-            raises an error.
+        final: How to store the last action of an episode whose steps end without ``is_last``. The observation after
+            this action is missing: "drop" omits the action, and "mark" adds a row of zeros for the observation. By
+            default such an episode raises an error.
         last_step: What the last step of an episode contains. With "observation", as RLDS defines it, the action and
             reward of the last step have no meaning and are omitted. With "transition", as in many datasets of Open X
             and in DROID, this action and reward are valid, and the observation after them is missing (see ``final``).

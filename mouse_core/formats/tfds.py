@@ -506,7 +506,7 @@ def is_of_step(leaf: Leaf) -> bool:
 
 
 def is_column(leaf: Leaf) -> bool:
-    """Whether a feature can be a column: each step has one value, or one sequence of values."""
+    """Whether a feature can be a column, which is the case if each step has one value or one sequence of values."""
     return leaf.kind != "other" and leaf.ragged - is_of_step(leaf) <= 1
 
 

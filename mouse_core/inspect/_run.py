@@ -287,7 +287,7 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 
 def _level_of(column: ColumnReport) -> str:
-    """Return the level of findings about the values of a column: "note" for metadata, else "warning"."""
+    """Return the level of findings about the values of a column: "note" if the column has metadata, else "warning"."""
     return "note" if is_metadata(column.name) else "warning"
 
 

@@ -409,7 +409,7 @@ def _gap(ordered: Floats, inside: slice, factor: float, least: float) -> int | N
         ordered: The numbers, ascending.
         inside: The candidate positions; the gap lies directly after one of these positions.
         factor: A gap is reported if the number above it is at least ``factor`` times the number below it.
-        least: Numbers below ``least`` count as rounding errors.
+        least: Numbers below ``least`` are treated as rounding errors.
     """
     ratios = ordered[1:] / np.maximum(ordered[:-1], 1e-300)
     at = int(ratios[inside].argmax()) + inside.start
@@ -469,7 +469,7 @@ def _wider(column: SampledColumn, place: int, spread: Floats, parts: _Parts, lea
 
 
 def _spans(column: SampledColumn, place: int, parts: _Parts, episodes: Int64s) -> Floats:
-    """Return the range of a dimension in each given episode."""
+    """Return the range of a dimension's values in each given episode."""
     ends = parts.begins + parts.length
     rows = [column.values[parts.begins[one] : ends[one], place] for one in episodes]
     return np.sort([float(np.nanmax(one) - np.nanmin(one)) for one in rows if np.isfinite(one).any()])

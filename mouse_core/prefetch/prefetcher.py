@@ -57,8 +57,8 @@ class Staged:
 class OrderedPrefetcher(Generic[T]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` in its own threads, and returns the items in this order.
 
-    Threads hold no reference to this object. So if the caller drops the object without ``close()``, the garbage
-    collector or the exit of the interpreter closes it.
+    Threads hold no reference to this object. So if the caller drops the object without ``close()``, the object is
+    closed by the garbage collector or at the exit of the interpreter.
 
     Args:
         make: Function that computes an item; it must be thread-safe and must not refer to this object.

@@ -1,4 +1,4 @@
-"""Source, the interface between a loader and the origin of its batches."""
+"""Source, the interface through which a loader gets batches."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _leaf(kind: str, get: Callable[[str, Any], Any]) -> Domain:
 
 
 def _box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Domain:
-    """Return ``Bounded``, or ``Unbounded`` for floats without any finite bound."""
+    """Return the spec of a ``Box``: ``Bounded``, or ``Unbounded`` for floats without any finite bound."""
     low, high = np.asarray(low), np.asarray(high)
     if dtype.kind == "f" and bool(np.isneginf(low).all() and np.isposinf(high).all()):
         return Unbounded(shape, dtype)

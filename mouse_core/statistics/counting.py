@@ -76,7 +76,7 @@ class Moments:
         self.count, self.squares = self.count // numbers, self.squares / numbers
 
     def merge(self, other: Moments) -> None:
-        """Add the counts of another object."""
+        """Add the counts of another object of this class."""
         self._take(other.count, other.mean, other.squares, other.low, other.high)
 
     def _take(self, count: npt.NDArray[np.int64], mean: Floats, squares: Floats, low: Floats, high: Floats) -> None:
@@ -300,7 +300,7 @@ class Tally:
         self.counts = self.counts + np.bincount(numbers, minlength=256)
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of another object."""
+        """Add the counts of another object of this class."""
         self.counts = self.counts + other.counts
 
     def quantiles(self, shares: Sequence[float], low: float, high: float) -> Floats:

@@ -170,7 +170,7 @@ class Segment:
 
     @property
     def recording(self) -> object:
-        """Identity of the dataset that the rows were loaded from; None for appended rows."""
+        """Identity of the dataset from which the rows were loaded; None for appended rows."""
         return self if self.extent is None and self.place is None else None
 
     def seal(self) -> None:

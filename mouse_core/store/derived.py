@@ -586,8 +586,8 @@ class IsFirst:
 
 @dataclass(frozen=True)
 class IsLast:
-    """Whether a row is the last row of its episode, bool. In an unfinished episode, the last present row counts as the
-    last row.
+    """Whether a row is the last row of its episode, bool. In an unfinished episode, the last present row is treated as
+    the last row.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:

@@ -132,8 +132,8 @@ def contradicted(done: Any, terminated: Any, truncated: Any) -> npt.NDArray[np.b
 
 
 def _floats(values: Any) -> npt.NDArray[np.float64]:
-    """Return a column as float numbers, one for each row, NaN for null; raise TypeError or ValueError for other
-    values.
+    """Return a column as floats, one number for each row, with NaN for null; raise TypeError or ValueError if the
+    column has other values.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = _numbers(values)

@@ -132,7 +132,9 @@ def _look(
 
 
 def _rows_at_a_time(segment: Segment) -> int:
-    """Return how many rows to read together, at most 262,144: for example 838 rows if a row has 20 KB."""
+    """Return how many rows to read together, at most 262,144. For example, if a row has 20 KB, 838 rows are read
+    together.
+    """
     each = segment.sealed_bytes // max(1, segment.num_rows)
     return min(_WINDOWS * _LENGTH, max(1, _BYTES // each)) if each else _WINDOWS * _LENGTH
 
