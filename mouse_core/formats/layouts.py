@@ -325,8 +325,8 @@ def load_layout(source: TreeLayout | Mapping[str, Any] | str | os.PathLike[str])
     """Return a layout from a mapping of its arguments, or from a YAML file with these arguments and ``version: 1``.
 
     Raises:
-        ConfigError: An argument is unknown or has no effect, the file does not exist, or the version of the file is
-            newer than this library.
+        ConfigError: An argument is unknown or has no effect, the file does not exist, or the ``version`` in the file is
+            not 1.
         DataError: The file is not valid YAML.
         ImportError: PyYAML, a requirement of ``datasets``, is not installed.
     """

@@ -147,7 +147,8 @@ class _Picture:
 
         Args:
             dtype: An integer dtype.
-            channels: Number of channels that the result must have; used only if the image has a palette.
+            channels: Wanted number of channels, used only if the image has a palette. If the colours of the palette
+                need more channels, the result has more channels.
 
         Raises:
             DataError: ``dtype`` cannot represent a value, or Pillow would change the values of the image.
@@ -170,7 +171,9 @@ class _Picture:
         return array.swapaxes(0, 1) if self._turn >= 5 else array
 
     def _palette_colours(self, channels: int | None) -> npt.NDArray[np.uint8]:
-        """Return the palette's colours, with the smallest number of channels that represents all of them."""
+        """Return the palette's colours with the given number of channels if these can represent all colours; otherwise
+        as RGB or RGBA.
+        """
         mode = "RGBA" if self._channels == 4 or channels in (2, 4) else "RGB"
         colours: npt.NDArray[np.uint8] = np.asarray(self._image.convert(mode))
         opaque = colours.shape[2] == 3 or bool((colours[:, :, 3] == 255).all())

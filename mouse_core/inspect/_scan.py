@@ -602,7 +602,7 @@ class Scan:
     def all_places(self) -> dict[tuple[str, str | None], Places]:
         """Return the places of anomalies, by code and column.
 
-        The places of anomalies of complete episodes are included only after a call of ``results``.
+        The places of anomalies that concern whole episodes are complete only after a call of ``results``.
         """
         found: dict[tuple[str, str | None], Places] = dict(self.places.items())
         counted = {} if self.episodes is None else self.episodes.places

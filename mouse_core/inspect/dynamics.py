@@ -295,7 +295,8 @@ def solved(gram: Floats, product: Floats) -> Floats:
 
 
 def gains_of(steps: Steps) -> dict[str, float]:
-    """Return, by name, the share of the changes' variance that a block of actions explains in addition to other blocks.
+    """Return, by name, a share of the squared error of a fit: the share that disappears if a block of actions is added
+    to other blocks.
 
     For example, "earlier" is the share that ``earlier`` explains in addition to ``stated``, and "all" is the share that
     all three blocks explain.

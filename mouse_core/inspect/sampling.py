@@ -138,7 +138,9 @@ class RowSample:
             self._count = sum(len(part[" row"]) for part in self._kept)
 
     def _takes(self, name: str, found: npt.NDArray[Any]) -> bool:
-        """Whether a column has numbers, and the shape of these rows equals the shape of the column's first rows."""
+        """Whether a column has numbers, but not too many per row, and these rows have as many as the column's first
+        rows.
+        """
         width = self._widths.setdefault(name, found.shape[1] if found.shape[1] <= _WIDEST else 0)
         self._continuous.setdefault(name, found.dtype.kind == "f")
         return 0 < width == int(found.shape[1])

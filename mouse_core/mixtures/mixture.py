@@ -188,8 +188,8 @@ class MixedWindows(ManyStarts):
         return self.each.batch_size
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
-        """Return the number of batches after which every member with a share has completed an epoch; 1 for the sampling
-        "last".
+        """Return the number of batches in an epoch, which has as many windows as the epochs of all members with a share
+        together; 1 for the sampling "last".
         """
         mixture, windows = _members(snapshot), 0
         shares = mixture.shares_of(0)

@@ -92,7 +92,9 @@ class MixtureSource:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        """Return the number of batches after which every member with a share has completed an epoch."""
+        """Return the number of batches in an epoch, which has as many windows as the epochs of all members with a share
+        together.
+        """
         windows = 0
         for number, source in enumerate(self.members.values()):
             if any(weights[number] for _, weights in self._mix.stages):

@@ -194,8 +194,9 @@ class LeftOver:
     Attributes:
         files: The file, and the file for notes if it exists.
         waited: All rows in the recording file.
-        going: The rows that were being written to the store: the index in the store of the first of these rows, the
-            position of this row in ``waited``, and the number of rows. The store has the rows before this position.
+        going: The rows that were being written to the store: the index of the first of these rows among all rows ever
+            written to the store, the position of this row in ``waited``, and the number of rows. The store has the rows
+            before this position.
         note: The path of the file for notes.
     """
 
@@ -209,8 +210,9 @@ class LeftOver:
         return self.waited[self._there(store) :] if self.waited else []
 
     def goes_to(self, number: int, count: int) -> None:
-        """Record that the last ``count`` rows are now written to the store, where the first of these rows gets the
-        index ``number``. If this process crashes too, the next recorder continues from this record.
+        """Record that the last ``count`` rows are now written to the store. The first of these rows gets the index
+        ``number`` among all rows ever written to the store. If this process crashes too, the next recorder continues
+        from this record.
         """
         remove(self.note)
         note = MappedLog(self.note)

@@ -986,7 +986,7 @@ class OneHot(_Hot):
 
     @property
     def nvec(self) -> Any:
-        """Number of values of the vector, as an array; see ``MultiOneHot``."""
+        """Number of values of the vector, as a tuple of one number; see ``MultiOneHot``."""
         return (self.n,)
 
     def categorical(self, dtype: Any = np.int64) -> Categorical:
@@ -1073,8 +1073,8 @@ def _nearest_code(mask: Array, codes: Array) -> Array:
 
 
 def _padded_mask(mask: Array, nvec: Array, most: int, *, where: str) -> Array:
-    """Convert a mask ``[..., sum(nvec)]`` to shape ``[..., k, most]``; a mask that already has this shape is returned
-    unchanged.
+    """Convert a mask ``[..., sum(nvec)]`` to shape ``[..., k, most]``. In a mask that has this shape already, only the
+    entries beyond the number of codes are set to False.
     """
     if mask.ndim > 1 and mask.shape[-2:] == (*nvec.shape[-1:], most):
         return mask & (np.arange(most) < nvec[..., None])

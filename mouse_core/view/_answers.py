@@ -215,7 +215,7 @@ class Answers:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]
 
     def sources(self, asked: Asked) -> Any:
-        """Include the rows that were appended since the last call, and return the title and the columns of each
+        """Include the rows that were appended since the last refresh, and return the title and the columns of each
         source.
         """
         found = []
@@ -308,8 +308,8 @@ class Answers:
         """Return curves of some dimensions of a column over a range of rows. The curves have few points, but show all
         spikes and gaps.
 
-        Step 0 is the row ``begin``. The entries ``from`` and ``to`` of the query are the first and the last visible
-        step.
+        Step 0 is the row ``begin``. In the query, ``from`` is the first visible step, and ``to`` is the step after the
+        last visible step.
         """
         one, begin, end = self._rows(asked)
         name = asked.get("column", "")

@@ -191,7 +191,7 @@ class Manifest:
         return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
-        """Return the index of ``schema``, and the manifest, to which ``schema`` is added if the manifest lacks it."""
+        """Return the manifest, to which ``schema`` is added if the manifest lacks it, and the index of ``schema``."""
         bare = bare_schema(schema)
         for number, known in enumerate(self.schemas):
             if known.equals(bare):

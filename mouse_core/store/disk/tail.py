@@ -835,8 +835,8 @@ class TailExtent(Extent):
         return taken
 
     def settle(self) -> None:
-        """Complete a row whose append was interrupted: write the row's objects, and increment the row count. On a
-        StorageError, remove the row.
+        """Complete a row whose append was interrupted: write the row's objects, and write the row count into the shared
+        memory of the file. On a StorageError, remove the row.
         """
         if self._objects is not None and self._object_columns[0].encoded:
             self._write_objects(self._objects, self.count)

@@ -199,8 +199,8 @@ Asking = Generator[list[Range], Sequence[Any], T]
 
 
 def together(readers: Sequence[Asking[T]]) -> Asking[list[T]]:
-    """Run several readers and return their results. In each round, one request fetches the ranges that all readers
-    need.
+    """Run several readers and return their results. In each round, the ranges that all readers need are requested
+    together.
     """
     returned: dict[int, T] = {}
     waiting: dict[int, list[Range]] = {}
