@@ -81,8 +81,8 @@ class Composite(Domain, Mapping[str, Any]):
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """If ``index`` is a name, return the entry with this name; otherwise, return the spec of values that are indexed
-        with ``index`` along the axes of ``shape``.
+        """If ``index`` is a name, return the entry with this name. Otherwise, return the spec of values that are
+        indexed with ``index`` along the axes of ``shape``.
         """
         if not is_name(index):
             return super().__getitem__(index)

@@ -163,7 +163,7 @@ class Derivation(Protocol):
     The fingerprint of a store contains the derivation's ``repr``, such as the ``repr`` of a frozen dataclass. If the
     class defines no ``repr``, or if the ``repr`` abbreviates arrays, the fingerprint contains the class and the values
     of the derivation's attributes instead. The values of an episode must not depend on other episodes: ``compute`` gets
-    a few episodes at a time. When a store grows, only new episodes, and the episode that was unfinished before, are
+    a few episodes at a time. When a store grows, only the new episodes and the last of the earlier episodes are
     computed. If the field belongs to transitions, like ``done``, the attribute ``transition`` is True; sources use this
     attribute for their argument ``windows``.
     """
