@@ -199,7 +199,7 @@ def _about_repeats(episodes: EpisodesReport, *, vectors: bool, states: bool) -> 
 
     Args:
         episodes: The counts of episodes.
-        vectors: Whether at least one observation consists of floats with fractional values.
+        vectors: Whether at least one column of observations has floats with fractional values.
         states: Whether all observations are discrete states.
     """
     transitions, repeats = episodes.transitions, episodes.repeated_observations
@@ -287,7 +287,7 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
 
 
 def _level_of(column: ColumnReport) -> str:
-    """Return the level of findings about the values of a column: "note" if the column has metadata, else "warning"."""
+    """Return the level of findings about the values of a column: "note" for a metadata column, else "warning"."""
     return "note" if is_metadata(column.name) else "warning"
 
 

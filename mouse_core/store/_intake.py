@@ -210,7 +210,9 @@ class StoreSchema:
         self.arrow_types = arrow_types
 
     def learn(self, name: str, column: ColumnExtent) -> None:
-        """Set the type of a column from the type of its appended rows, unless the column's type is known already."""
+        """Set the type of a column of appended rows, unless the type is known already: the declared type, or, for a
+        column that is not declared, the type of its rows.
+        """
         if not self.arrow_types and self.said.alignment is None:
             self.all_say_alignment = False  # these are the first rows, and no metadata state their alignment
         if name not in self.arrow_types or column_type(self.arrow_types[name]).kind == "null":
