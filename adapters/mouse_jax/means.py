@@ -37,8 +37,8 @@ def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: 
             ``values`` contain the complete batch.
 
     Returns:
-        An array ``[]`` in the dtype of ``values``, or in float32 if that dtype is narrower. If no value counts, the
-        result and its gradient are 0.
+        An array ``[]`` in the dtype of ``values``, or in float32 if that dtype is narrower or is not a float dtype. If
+        no value counts, the result and its gradient are 0.
 
     Raises:
         ConfigError: The shape of ``values`` does not begin with the shape of ``mask``.

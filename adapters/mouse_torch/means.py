@@ -76,8 +76,8 @@ def global_mean(
         averaged: True if gradients are averaged over the group after the backward pass, False if they are summed.
 
     Returns:
-        A tensor ``[]`` in the dtype of ``values``, or in float32 if that dtype is narrower. If no value counts, the
-        result and its gradient are 0.
+        A tensor ``[]`` in the dtype of ``values``, or in float32 if that dtype is narrower or is not a float dtype. If
+        no value counts, the result and its gradient are 0.
 
     Raises:
         ConfigError: The shape of ``values`` does not begin with the shape of ``mask``.

@@ -188,7 +188,7 @@ class Augmenter(Generic[T]):
         return self._validate
 
     def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
-        """Copy the draws to the device of ``fields``, and return the copy."""
+        """Return the draws on the device of ``fields``; draws on another device are copied."""
         return draws
 
 

@@ -80,7 +80,7 @@ class StreamAugment:
 
     @property
     def _recoded(self) -> set[str]:
-        """The fields whose dtype of stored codes may be too narrow for the permuted codes."""
+        """The fields whose stored dtype may be too narrow for the permuted codes or for the value of masked steps."""
         config = self.config
         coded = {name for one in config.of(PermuteFields) for name in one.codes}
         if config.permute_done:  # the codes of done fit in every dtype
@@ -244,8 +244,9 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 
 
 def _check_fields(augment: StreamAugment) -> None:
-    """Raise ConfigError in two cases that the arrays of a batch would not reveal: a delivered mask has the name of a
-    field, or a field to be permuted contains vectors instead of codes.
+    """Raise ConfigError in three cases that the arrays of a batch would not reveal: a field of an ``ImageFields`` does
+    not contain images of bytes, a field to be permuted contains vectors instead of codes, or a delivered mask has the
+    name of a field.
     """
     config, arriving = augment.config, augment.arriving
     by_name = (one for one in config.by_field if isinstance(one, ImageFields))

@@ -59,8 +59,8 @@ def apply(
             1)``.
 
     Returns:
-        A dict of the augmented fields and of the delivered masks, named ``<field>_mask``; the object ``batch`` itself
-        if nothing changes.
+        A dict with all fields of ``batch``, of which some are augmented, and with the delivered masks, named
+        ``<field>_mask``; the object ``batch`` itself if nothing changes.
 
     Raises:
         DataError: A code is out of range; the message names field, value and position.

@@ -64,7 +64,8 @@ class Block:
     Args:
         first, end, step: The indices of the batches, as described above.
         kind: The index of the batch with which a series of consecutive requests began; negative for single batches, and
-            for blocks of rows around anchors. Of the blocks with the same kind, only the latest blocks are cached.
+            for blocks that are planned because of unordered requests. Of the blocks with the same kind, only the latest
+            blocks are cached.
         windows: The windows of all batches, batch by batch.
         sizes: Number of windows of each batch over all shards.
         planner: The planner that created the block.

@@ -91,7 +91,7 @@ class BatchSource:
             are float32 unless ``dtypes`` has another dtype; their values are bit-identical in every framework. See
             ``statistics.Normalizer.of``.
         map: A ``mouse_core.Map``, which contains a user's function and the fields that this function returns. The
-            function is applied after all other changes except packing.
+            function is applied after all other changes except ``replace_dtypes`` and packing.
         lengths: The possible lengths of windows, such as ``range(1, 65)``, with the sampling "random" or "blocks". Each
             window is cropped to a random length at a random position; all lengths are equally likely. A window is
             shorter if its episode ends earlier. ``mask`` marks the present steps.

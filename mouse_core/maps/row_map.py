@@ -206,8 +206,8 @@ class RowTable:
         entry in the next round.
 
         Returns:
-            Three arrays with an element for each row: the index in the entry, or -1 for an empty entry; the position of
-            the entry; and whether the row has just written the entry.
+            Three arrays. Two arrays have an element for each row: the index in the entry, or -1 for an empty entry; and
+            the position of the entry. The third array lists the rows that have just written their entries.
         """
         claimed = []
         entries = self._entries.take(position)
@@ -587,7 +587,7 @@ class RowMap:
 
         Raises:
             SchemaError: The fields, shapes or dtypes of the rows differ from the first write, or ``default`` does not
-                have the fields of the values.
+                have the fields of the values, or a default has another shape than its field.
         """
         picked, default = self._picked(rows), self._accept(default)
         with self._held():

@@ -1171,8 +1171,8 @@ class ReplayBuffer(BaseBuffer):
         return rows, draw
 
     def _episodes_around(self) -> list[Any]:
-        """Return the episode indexes. Transforms use these indexes to find the following rows that belong to the same
-        episode as a drawn row. The list is empty if no field marks the ends of episodes.
+        """Return the episode indexes. ``rows_behind`` uses these indexes to determine which of the rows after a drawn
+        row belong to the same episode. The list is empty if no field marks the ends of episodes.
         """
         indexes = [index for index in (self._episodes, self._sampler_episodes) if isinstance(index, StorageEpisodes)]
         try:

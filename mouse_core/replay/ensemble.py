@@ -526,8 +526,8 @@ def shares_of(p: Any, members: int, size: int) -> Shares:
 
 
 def _least(end: float) -> int:
-    """Return the smallest integer m of at most 53 bits for which ``end + m * 2**-53``, computed in float64, has a
-    larger integer part than ``end``.
+    """Return the smallest integer m in ``[0, 2**53)`` for which ``end + m * 2**-53``, computed in float64, has a larger
+    integer part than ``end``; ``2**53`` if there is no such integer.
     """
     low, high = 0, 1 << _BITS
     while low < high:

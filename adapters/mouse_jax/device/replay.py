@@ -375,7 +375,8 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
         contains the rows.
 
     Raises:
-        ConfigError: A number is out of range, or no batch can be drawn (checked only for values that are not traced).
+        ConfigError: A number is out of range, or no batch can be drawn (checked only if the replay is on the CPU and
+            not traced).
         SchemaError, MissingFieldError: Raised by a transform.
     """
     layout = replay.layout
@@ -421,8 +422,8 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
         The replay, and a batch as in ``sample``.
 
     Raises:
-        ConfigError: A number is out of range, or the replay has too few rows (checked only for values that are not
-            traced).
+        ConfigError: A number is out of range, or the replay has too few rows (checked only if the replay is on the CPU
+            and not traced).
         SchemaError, MissingFieldError: Raised by a transform.
     """
     if replay.layout.sampler.order == "random":
@@ -487,8 +488,8 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
 
     Raises:
         ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
-        DataError, IndexError: See ``ReplayBuffer.update_priority``; raised only if the values are not traced. Negative
-            indices are ignored.
+        DataError, IndexError: See ``ReplayBuffer.update_priority``; raised only if all values are on the CPU and not
+            traced. Negative indices are ignored.
     """
     _check_one(replay, "set_priorities")
     given = (
@@ -542,7 +543,7 @@ def sample_ensemble(
 
     Raises:
         ConfigError: No replay is passed, weights are invalid, a number is out of range, or a replay cannot draw a batch
-            (checked only for values that are not traced).
+            (checked only if the replay is on the CPU and not traced).
         SchemaError: The fields of a member's batches differ from the fields of the first member's batches.
     """
     members, size = len(replays), check_count("batch_size", batch_size)
