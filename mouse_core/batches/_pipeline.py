@@ -255,8 +255,8 @@ class Pipeline:
         return alone
 
     def _copy_together(self, block: Block, views: ByteViews, first: int, count: int, number: int) -> tuple[Batch, bool]:
-        """Copy the batch with index ``number`` in a block together with neighbouring batches: the ``count`` batches from
-        index ``first`` on. Return the batch; the other batches are cached until they are requested.
+        """Copy the batch with index ``number`` in a block together with its neighbours: ``count`` batches from index
+        ``first`` on. Return the batch; the other batches are cached until they are requested.
         """
         surplus = max(0, len(self._ready) + count - 1 - 2 * block.together)
         for unwanted in [*self._ready][:surplus]:  # the oldest batches, which were not requested

@@ -24,7 +24,7 @@ class EpisodeFields(NamedTuple):
 
     Attributes:
         ends: The fields that are nonzero in an episode's last row.
-        ids: The field that numbers trajectories; None if the rows have no such field.
+        ids: The field that numbers trajectories; None if no such field is used.
         numbers: Whether batches contain the values of ``ids`` as trajectory numbers; if not, a change of ``ids`` only
             marks the end of an episode.
         other_ends, other_ids: Known fields that the caller did not name. If these fields end an episode at a row where
