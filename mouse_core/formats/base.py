@@ -693,8 +693,8 @@ def embedded(stream: Any, *, others: bool = True) -> Any:
 
     Args:
         stream: The rows.
-        others: Whether a path to a file that is not an image, such as a sound, raises an error; otherwise such a path
-            stays unchanged.
+        others: Whether a path in a column of other files than images, such as sounds, raises an error; otherwise such a
+            path stays unchanged.
 
     Returns:
         The new stream; ``stream`` itself if no column can name files.
@@ -786,7 +786,8 @@ def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whol
 
     Args:
         path: The path in the row.
-        image: Whether the column has images. If True, DataError is raised for a file that is not an image.
+        image: Whether the column has images. If False, DataError is raised, because only images are embedded. If True,
+            DataError is raised for a file that is not an image.
         roots: Allowed folders (absolute, without links).
         where: Name of the row for error messages.
         whole: Whether to decode the complete image, not only its header.

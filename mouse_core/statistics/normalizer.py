@@ -190,8 +190,8 @@ class Normalizer(Mapping[str, Scaling]):
 
     Args:
         scalings: The scaling of each field.
-        counted: Statistics of the rows. These statistics and the scalings are updated when a later snapshot has more
-            rows. If None, the scalings are fixed.
+        counted: Statistics of the rows. For a later snapshot with more rows, ``over`` returns a normaliser with updated
+            statistics and scalings. If None, the scalings are fixed.
     """
 
     def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:

@@ -256,10 +256,11 @@ def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: in
         first: Number of rows of the folder before the first returned row.
         count: Number of rows to return.
         identity: The identity of the store, as in its manifest.
-        but: The file number of a segment whose file is missing; this segment is skipped.
+        but: The file number of a segment whose file is missing.
 
     Raises:
-        DataError: Some of the requested rows were dropped, or the folder holds another store.
+        DataError: Some of the requested rows were dropped or are in the missing file, or the folder holds another
+            store.
     """
     manifest = ReadFolder(folder).manifest
     check_identity(folder, identity, manifest.identity)
