@@ -39,7 +39,7 @@ class KeyRows:
 
     Args:
         schema: The schema of the rows.
-        leaves: The values as the caller passed them, in the order of the fields; ragged values are an array of objects.
+        leaves: The values as a storage accepts them, in the order of the fields; ragged values are an array of objects.
         arrays: The values as ``RowSchema.check`` returns them.
         n: Number of rows.
     """

@@ -306,7 +306,8 @@ class RowIndex:
         self._indexed = 0  # number of rows that are in the table
 
     def catch_up(self) -> None:
-        """Add the rows that are missing in the table to the table; called after a state was loaded or a write failed.
+        """Add the rows that are missing in the table to the table. Rows are missing after a state was loaded or a write
+        failed.
 
         Raises:
             StateError: Rows occur twice, or have no values.
