@@ -211,7 +211,7 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         local = not isinstance(target, Sharding) or target.is_fully_addressable
         if not local and not isinstance(source, BufferSource):
             raise ConfigError(
-                "sharding: expected only devices of this process for a source of whole batches, found devices "
-                "of other processes"
+                "sharding: when the source is not sharded, expected only devices of this process, found devices of "
+                "other processes"
             )
         return Delivery(partial(whole_maker, target=target, **thread_settings()))

@@ -38,7 +38,7 @@ def shape_dtypes(spec: Domain, batch: int | tuple[int, ...] = (), *, sharding: S
 
     def described(values: Any) -> Any:
         if not is_number(values.dtype):
-            raise ConfigError(f"shape_dtypes: expected numbers, found objects of {spec!r:.200}")
+            raise ConfigError(f"shape_dtypes: expected a spec of numbers, found {spec!r:.200}")
         return make(values.shape[1:], replaced.get(values.dtype, values.dtype), sharding=sharding)
 
     return jax.tree.map(described, spec.zeros((0, *front)))  # a batch of 0 rows takes no memory

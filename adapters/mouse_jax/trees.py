@@ -119,4 +119,4 @@ def _narrowed(
     try:
         return convert(np.atleast_1d(values), dtype).reshape(values.shape)
     except ValueError as error:
-        raise DataError(f"field {key!r}: {error}; JAX supports this dtype with jax_enable_x64") from error
+        raise DataError(f"field {key!r}: {error}; JAX supports this dtype only if jax_enable_x64 is True") from error

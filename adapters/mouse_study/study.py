@@ -104,7 +104,8 @@ def load_file(path: Path) -> ModuleType:
         return sys.modules[path.stem]
     if path.stem in sys.modules:
         raise ConfigError(
-            f"study: expected a file name that differs from imported modules, found {path.name}; rename the file"
+            f"study: expected a file name that differs from the names of imported modules, found "
+            f"{path.name}; rename the file"
         )
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -301,7 +302,7 @@ class Study:
             raise ConfigError(f"name: expected a text, found {self.name!r}")
         for where in ("frameworks", "variants", "environment"):
             if not isinstance(getattr(self, where), Mapping):
-                raise ConfigError(f"{where}: expected a mapping from names, found {getattr(self, where)!r:.80}")
+                raise ConfigError(f"{where}: expected a mapping with names as keys, found {getattr(self, where)!r:.80}")
         check_names("variants", self.variants)
         check_names("frameworks", self.frameworks)
         for framework in self.frameworks:
@@ -426,4 +427,4 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(child, f"{where}[{number}]") for number, child in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(child, f"{where}[{key!r}]") for key, child in value.items()}
-    raise ConfigError(f"{where}: expected numbers, texts, and lists and dicts of these by name, found {value!r:.80}")
+    raise ConfigError(f"{where}: expected numbers, texts, lists, and dicts with names as keys, found {value!r:.80}")

@@ -253,7 +253,7 @@ def _check_fields(augment: StreamAugment) -> None:
     for name in (name for one in by_name for name in one.fields):
         if arriving[name].image_shape is None or arriving[name].stored_dtype != np.uint8:
             found = f"{arriving[name].stored_dtype} {list(arriving[name].shape)} per step"
-            raise ConfigError(f"augment: ImageFields: {name}: expected images of bytes, found {found}")
+            raise ConfigError(f"augment: ImageFields: {name}: expected images of uint8, found {found}")
     for name in config.renamed:
         shape = arriving[name].shape[name in augment.offsets :] if name in arriving else ()
         if shape and name != "q_star":

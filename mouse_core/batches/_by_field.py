@@ -367,7 +367,7 @@ def readers_around(readers: Readers, windows: FieldWindows, snapshot: Snapshot) 
     for name in windows.offsets:
         if not isinstance(readers.get(name), FieldReader):
             raise MissingFieldError(
-                f"windows: expected fields that are delivered, among {list(readers)}, found {name!r}"
+                f"windows: expected only fields of the batches, {list(readers)}, found {name!r}"
                 f"{meant_by(name, readers, snapshot.config.types)}"
             )
         if mask_of(name) in readers:

@@ -123,7 +123,7 @@ class Map:
         if not isinstance(self.version, str) or not self.version.strip():
             raise ConfigError(f"map: expected a version like 'name/1', found {self.version!r:.80}")
         if self.per not in get_args(Per):
-            raise ConfigError(f"map: {self.version!r}: expected per as one of {get_args(Per)}, found {self.per!r:.80}")
+            raise ConfigError(f"map: {self.version!r}: per: expected one of {get_args(Per)}, found {self.per!r:.80}")
         if not isinstance(self.spec, Mapping) or not self.spec:
             raise ConfigError(
                 f"map: {self.version!r}: expected a spec like {{'reward': ('float32', ())}}, found {self.spec!r:.80}"

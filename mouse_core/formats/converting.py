@@ -422,7 +422,7 @@ def preprocess(
     schema = pa.schema(list(stored_types(snapshot.segments).items()))
     for name in names or ():
         if name not in schema.names:
-            raise ConfigError(f"columns: expected some of {schema.names}, found {name!r}")
+            raise ConfigError(f"columns: expected names among {schema.names}, found {name!r}")
     made_of = {
         "rows": f"{len(snapshot)} rows {snapshot.fingerprint}",
         "columns of the rows": str(schema.remove_metadata()),

@@ -356,7 +356,7 @@ def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.Pat
         raise ConfigError(f"{where}: expected a mapping, found {type(said).__name__}")
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if others := [name for name in said if name not in known]:
-        raise ConfigError(f"{where}: expected some of {known}, found {others[:8]}")
+        raise ConfigError(f"{where}: expected only entries of {known}, found {others[:8]}")
     try:
         return kind(**said)
     except ConfigError as error:

@@ -140,7 +140,7 @@ def stack(steps: list[Any], where: str, first: int) -> Any:
     for index, array in enumerate(arrays, first):
         if array.shape != arrays[0].shape:
             raise DataError(
-                f"{where}, step {index}: expected a value of shape {list(arrays[0].shape)}, as in the steps before, "
+                f"{where}, step {index}: expected a value of shape {list(arrays[0].shape)}, as in the earlier steps, "
                 f"found {list(array.shape)}"
             )
     return np.stack(arrays)

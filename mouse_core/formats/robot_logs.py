@@ -699,7 +699,7 @@ def _add_definition(
     """Add the fields of a type, and of all types in it, to ``definitions``; ``above`` lists the outer types."""
     if name in above or len(above) > _MOST_DEPTH:
         raise DataError(
-            f"{name}: expected message types nested at most {_MOST_DEPTH} deep and none that contains itself"
+            f"{name}: expected message types nested in at most {_MOST_DEPTH} levels, and no type that contains itself"
         )
     if name in definitions:
         return

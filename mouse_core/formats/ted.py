@@ -643,7 +643,7 @@ def _collect(root: Path, folder: Path, path: Key, arrays: dict[Key, MemmapArray]
     if not any(name in kind for name in _KINDS):
         raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not supported")
     if len(path) > _DEEPEST:
-        raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
+        raise damaged(file, f"expected TensorDicts nested in at most {_DEEPEST} levels, found more")
     for values in folder.glob("*.memmap"):
         if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
             raise damaged(file, f"expected a description of {values.name!r}, a file in the same folder, found none")

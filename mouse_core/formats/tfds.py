@@ -622,7 +622,7 @@ def _chosen(found: list[Split], names: str | Sequence[str] | None, folder: Path)
     chosen = [names] if isinstance(names, str) else list(by_name if names is None else names)
     for name in chosen:
         if name not in by_name:
-            raise ConfigError(f"{folder}: splits: expected some of {list(by_name)}, found {name!r}")
+            raise ConfigError(f"{folder}: splits: expected names among {list(by_name)}, found {name!r}")
     return [by_name[name] for name in chosen]
 
 

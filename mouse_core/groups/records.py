@@ -140,7 +140,7 @@ class RolloutColumn:
                 f"column: expected a name that no attribute of a rollout or of an example has, found {self.name!r}"
             )
         if self.per not in PER:
-            raise ConfigError(f"column {self.name!r}: expected per among {list(PER)}, found {self.per!r:.80}")
+            raise ConfigError(f"column {self.name!r}: per: expected one of {list(PER)}, found {self.per!r:.80}")
         try:
             kind = np.dtype(self.dtype)
         except TypeError:
@@ -702,7 +702,7 @@ class RolloutRecord(ByValue):
 def uids_of(given: Any) -> list[str]:
     """Return uids as a list; raise DataError for other types, such as a single uid."""
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise DataError(f"rollout_uids: expected several uids, found {given!r:.100}")
+        raise DataError(f"rollout_uids: expected a list of uids, found {given!r:.100}")
     return list(given)
 
 

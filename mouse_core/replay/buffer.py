@@ -146,7 +146,7 @@ def same_generation(found: Int64s, generation: Any) -> npt.NDArray[np.bool_]:
     named = to_numpy(generation)
     if named.shape != found.shape or (named.dtype.kind not in "iu" and named.size):
         raise ConfigError(
-            f"generation: expected an integer for every index {list(found.shape)}, found {named.dtype} "
+            f"generation: expected integers of the shape of the index, {list(found.shape)}, found {named.dtype} "
             f"{list(named.shape)}"
         )
     same: npt.NDArray[np.bool_] = (found == named) & (found >= 0)

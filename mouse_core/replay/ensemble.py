@@ -301,7 +301,9 @@ class ReplayBufferEnsemble(BaseBuffer):
         ids, slots = to_numpy(buffer_ids), to_numpy(find(batch, "index", where="update_priority"))
         if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self.buffers))):
             last = len(self.buffers) - 1
-            raise ConfigError(f"update_priority: expected buffer_ids in 0..{last} for every index")
+            raise ConfigError(
+                f"update_priority: expected one of the buffer_ids 0..{last} for every index, found other values"
+            )
         updates: list[tuple[Any, ...]] = []
         for number in np.unique(ids).tolist():
             member: Any = self.buffers[number]

@@ -80,7 +80,8 @@ class PolicyStates:
                 tree_map(_check_same, row[place], self._memory[place], path=path)
             elif not self._all_said:
                 raise SchemaError(
-                    f"hidden_states: expected hidden states in every row, found them first in row {step}; while a "
+                    f"hidden_states: expected hidden states in every row, found the first hidden states in "
+                    f"row {step}; while a "
                     "policy has no state, pass (None, None)"
                 )
         return row if said else None
@@ -126,7 +127,7 @@ class PolicyStates:
 def _check_same(path: str, row: Array, array: Array) -> None:
     if row.shape != array.shape[1:] or row.dtype != array.dtype:
         raise SchemaError(
-            f"{path}: expected {array.dtype} {list(array.shape[1:])} as in the rows before, "
+            f"{path}: expected {array.dtype} {list(array.shape[1:])} as in the earlier rows, "
             f"found {row.dtype} {list(row.shape)}"
         )
 
@@ -140,7 +141,7 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
     """
     node = _node(tree)
     if any(_node(other) != node for other in others):
-        raise SchemaError(f"{path}: expected {node} as in the rows before, found another structure")
+        raise SchemaError(f"{path}: expected {node} as in the earlier rows, found another structure")
     if tree is None:
         return None
     if isinstance(tree, dict):

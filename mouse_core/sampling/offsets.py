@@ -63,7 +63,7 @@ class Seconds:
         if tolerance < 0:
             raise ConfigError(f"Seconds: expected a tolerance of 0 or more, found {tolerance!r}")
         if self.holes not in get_args(Holes):
-            raise ConfigError(f"Seconds: expected holes among {list(get_args(Holes))}, found {self.holes!r}")
+            raise ConfigError(f"Seconds: holes: expected one of {list(get_args(Holes))}, found {self.holes!r}")
         object.__setattr__(self, "offsets", tuple(map(float, numbers)))
         object.__setattr__(self, "tolerance", float(tolerance))
 

@@ -123,7 +123,7 @@ class Field:
 
     def __post_init__(self) -> None:
         if not self.name or not is_text(self.name):
-            raise ConfigError(f"Field: expected a name, a Unicode text, found {self.name!r}")
+            raise ConfigError(f"Field: expected a Unicode text as name, found {self.name!r}")
         object.__setattr__(self, "column", self.column or self.name)
         if not is_text(self.column):
             raise ConfigError(f"field {self.name!r}: expected the name of a column, found {self.column!r}")

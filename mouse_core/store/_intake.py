@@ -202,7 +202,7 @@ class StoreSchema:
                 known = column_type(before)
                 if known != kind and "null" not in (known.kind, kind.kind):
                     raise SchemaError(
-                        f"column {name!r}: expected {known} as in the rows before, found {kind}; "
+                        f"column {name!r}: expected {known} as in the earlier rows, found {kind}; "
                         f"cast one of the columns first, e.g. with Dataset.cast_column"
                     )
                 if name not in arrow_types or known.kind == "null":

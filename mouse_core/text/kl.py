@@ -212,7 +212,9 @@ class AdaptiveKLController:
             raise ConfigError(f"kl: expected one or more finite numbers, found {kl!r:.100}")
         number = found.size if count is None else check_count("AdaptiveKLController.update: count", count)
         if number * _LARGEST_ERROR >= self.horizon:
-            raise ConfigError(f"count: expected fewer than {5 * self.horizon} answers (5 horizons), found {number}")
+            raise ConfigError(
+                f"count: expected fewer than {5 * self.horizon} answers (5 times the horizon), found {number}"
+            )
         error = min(max(float(found.mean()) / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         return replace(self, coef=self.coef * (1 + error * number / self.horizon))
 

@@ -377,7 +377,7 @@ class Forest:
             SchemaError, MissingFieldError, DataError, ConfigError: See ``extend``.
         """
         if hasattr(rollouts, "snapshot"):
-            raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] returns its rows")
+            raise SchemaError(f"rollouts: expected rows, found {rollouts!r:.100}; store[:] returns the rows of a store")
         if isinstance(rollouts, list):
             rollouts = stack(rollouts)
         given = flatten(rollouts)

@@ -182,7 +182,7 @@ def test_what_entries_cannot_be(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (ImageFields("reward", scale=BRIGHTER), "reward: expected images of bytes, found float32"),
+        (ImageFields("reward", scale=BRIGHTER), "reward: expected images of uint8, found float32"),
         (ImageFields("camera", scale=BRIGHTER), "by_field: expected fields among .* found 'camera'"),
         (ImageFields("wrist", crop=RandomCrop(8, 8)), "crop_wrist: expected a crop of at most 7x8, found 8x8"),
         (

@@ -172,7 +172,7 @@ def test_lists_of_lists_where_a_vector_belongs(name: str) -> None:
 )
 def test_columns_that_do_not_fit_those_before(name: str, values: Any, expected: str, found: str) -> None:
     store = DatasetStore().from_dataset(table())
-    pattern = rf"column '{name}': expected {expected} as in the rows before, found {found}"
+    pattern = rf"column '{name}': expected {expected} as in the earlier rows, found {found}"
     refused(store, SchemaError, pattern, lambda: store.from_dataset(table(**{name: values})))
     recorded = DatasetStore()
     recorded.append(dict(GOOD))

@@ -29,7 +29,7 @@ from mouse_core.groups import (
     [
         ({"name": "top-k"}, "expected a name of letters"),
         ({"name": "tokens"}, "expected a name that no attribute of a rollout"),
-        ({"per": "group"}, r"expected per among \['token', 'example'\], found 'group'"),
+        ({"per": "group"}, r"per: expected one of \['token', 'example'\], found 'group'"),
         ({"dtype": "str"}, "expected the dtype of numbers"),
         ({"dtype": "float33"}, "expected the dtype of numbers"),
         ({"shape": (0,)}, "expected a shape of positive sizes"),

@@ -338,7 +338,7 @@ def test_what_it_returns_may_be_no_array_of_its_own() -> None:
         ((parity, "a/1", {"odd": ("U8", ())}), "expected a boolean, integer or floating dtype"),
         ((parity, "a/1", {"odd": (bool, (0,))}), "expected a shape of positive sizes"),
         ((parity, "a/1", {"odd": FieldSpec("even", np.dtype(bool), ())}), "expected a FieldSpec with the name 'odd'"),
-        ((parity, "a/1", ODD, "row"), "expected per as one of"),
+        ((parity, "a/1", ODD, "row"), "per: expected one of"),
         ((parity, "a/1", ODD, "rows", ["odd"]), "expected different fields in drop"),
         ((parity, "a/1", ODD, "rows", "done"), "expected a list of names"),
     ],

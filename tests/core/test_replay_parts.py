@@ -107,7 +107,7 @@ def test_priorities_of_rows_that_are_gone_are_left_out() -> None:
     assert weights(buffer)[batch["index"][0]] == 5.0 + batch["index"][0]
     with pytest.raises(MissingFieldError, match="generation"):
         buffer.update_priority({"index": batch["index"], "td_error": np.ones(10)})
-    with pytest.raises(ConfigError, match="an integer for every index"):
+    with pytest.raises(ConfigError, match="integers of the shape of the index"):
         buffer.update_priority(batch["index"], np.ones(10), batch["generation"][:3])
     with pytest.raises(IndexError):
         buffer.update_priority([-1], [1.0], [0])
@@ -175,7 +175,7 @@ def test_slices_and_single_rows_are_updated_in_their_own_shapes() -> None:
     assert buffer.update_if_present(3, 0, {"reward": 9.5}).tolist() is True
     assert buffer[3]["reward"] == 9.5
     for generation in (batch["generation"].reshape(-1), 0):
-        with pytest.raises(ConfigError, match="an integer for every index"):
+        with pytest.raises(ConfigError, match="integers of the shape of the index"):
             buffer.update_if_present(batch["index"], generation, {"reward": batch["reward"]})
 
 

@@ -401,7 +401,7 @@ def test_hidden_states_keep_their_structure() -> None:
     random = np.random.default_rng(0)
     storage.add_transitions(row_with(random, hidden_states=lstm(random)))
     assert storage.hidden_states[0][0] is kept
-    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected an array as in the rows before"):
+    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected an array as in the earlier rows"):
         storage.add_transitions(row_with(random, hidden_states=gru(random)))
     with pytest.raises(SchemaError, match="found none in row 1"):
         storage.add_transitions(row_with(random, hidden_states=(None, None)))

@@ -325,7 +325,7 @@ NAN = np.array([0.0, np.nan, 1.0, 2.0])
             SchemaError,
             r"hidden_states\[0\]: expected 4 environments",
         ),
-        (motion(hidden_states=(np.zeros((1, 4, 2)), None)), SchemaError, "found them first in row 1"),
+        (motion(hidden_states=(np.zeros((1, 4, 2)), None)), SchemaError, "found the first hidden states in row 1"),
     ],
 )
 def test_bad_rows_change_nothing(make: Callable[[], Any], kind: type[MouseError], message: str) -> None:

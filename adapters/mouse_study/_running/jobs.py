@@ -275,7 +275,7 @@ def _make_store(declared: dict[str, Any], folder: Path) -> None:
     if status:
         lines = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").splitlines()
         raise MouseError(
-            f"store: expected a function that creates a store, found {lines[-1]} (status {status}); see {log}"
+            f"store: the function that creates the store failed with {lines[-1]} (exit status {status}); see {log}"
         )
 
 

@@ -250,7 +250,8 @@ class Asking:
         with self._lock:
             if is_forked():
                 raise ForkError(
-                    f"{self._name}: expected a process that was forked before any request, found a fork after a request"
+                    f"{self._name}: expected a process that was forked before the first request, found a process "
+                    "that was forked later"
                 )
             if self._loop is None:
                 self._loop, self._forks = _counted(asyncio.new_event_loop(), self._telling), forks()

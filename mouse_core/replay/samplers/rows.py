@@ -327,7 +327,7 @@ class ConsumingSampler(BaseSampler):
         fewest = batch_size if self.drop_last else 1
         if len(there) < fewest:
             raise ConfigError(
-                f"sample: expected at least {fewest} rows that were drawn less than {self.times} times, found "
+                f"sample: expected at least {fewest} rows that were drawn fewer than {self.times} times, found "
                 f"{len(there)} among {len(storage)} rows; write more rows"
             )
         count = min(batch_size, len(there))

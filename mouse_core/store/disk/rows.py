@@ -929,9 +929,9 @@ def open_rows(
     if mode not in ("r", "a"):
         raise ConfigError(f"open: expected the mode 'r' or 'a', found {mode!r}")
     if sync not in _SYNC:
-        raise ConfigError(f"open: expected sync among {list(_SYNC)}, found {sync!r}")
+        raise ConfigError(f"open: sync: expected one of {list(_SYNC)}, found {sync!r}")
     if layout not in (None, *LAYOUTS):
-        raise ConfigError(f"open: expected layout among {list(LAYOUTS)}, found {layout!r:.80}")
+        raise ConfigError(f"open: layout: expected one of {list(LAYOUTS)}, found {layout!r:.80}")
     # The absolute path: a change of the working directory must not move the store.
     folder = Path(os.path.abspath(os.fspath(path)))
     if mode == "r":

@@ -401,7 +401,7 @@ def test_functions_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        (20, {"columns": ["rewards"]}, r"columns: expected some of .*, found 'rewards'"),
+        (20, {"columns": ["rewards"]}, r"columns: expected names among .*, found 'rewards'"),
         (0, {}, "rows: expected at least one row, found none"),
         (20, {"num_workers": -1}, "num_workers"),
         (20, {"block_rows": 0}, "block_rows"),

@@ -418,7 +418,7 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         ({"observation": "/x.position[a][b]"}, "expected names in one pair of brackets"),
         ({"observation": ["/a.x", "/a.x"]}, "expected a path, different paths"),
         ({"files": "a/*.mcap"}, "files: expected names of recordings"),
-        ({"rates": 10}, "expected some of"),
+        ({"rates": 10}, "expected only entries of"),
     ],
 )
 def test_layouts_of_no_use(changes: dict[str, Any], found: str, tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("mine/Self again", "none that contains itself"),
+        ("mine/Self again", "no type that contains itself"),
         ("float64[999999999] many", "expected 1 to"),
         ("float64[0] none", "expected 1 to"),
         ("float64 __import__('os')", "expected a field"),

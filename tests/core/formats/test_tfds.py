@@ -273,7 +273,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     path = dataset(tmp_path)
     with pytest.raises(ConfigError, match="found 2"):
         read_tfds(tmp_path)
-    with pytest.raises(ConfigError, match=r"splits: expected some of \['train'\], found 'test'"):
+    with pytest.raises(ConfigError, match=r"splits: expected names among \['train'\], found 'test'"):
         read_tfds(path, splits="test")
 
 
