@@ -209,8 +209,8 @@ def _arrays(rewards: Any, groups: Any) -> tuple[npt.NDArray[np.float64], npt.NDA
         raise DataError(f"rewards: expected numbers [n], found {rewards!r:.80}") from None
     if reward.ndim != 1 or group.shape != reward.shape or (group.size and group.dtype.kind not in "biu"):
         raise DataError(
-            f"rewards: expected numbers [n] with integers [n] as their groups, found {list(reward.shape)}, and "
-            f"{group.dtype} {list(group.shape)}"
+            f"rewards: expected rewards [n] and groups [n], which are integers, found rewards {list(reward.shape)} and "
+            f"groups {list(group.shape)} of {group.dtype}"
         )
     if not np.isfinite(reward).all():
         raise DataError(f"rewards: expected finite numbers, found {reward[~np.isfinite(reward)][0]}")

@@ -400,7 +400,7 @@ class RolloutStream:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOutError(
-                    f"batch {index}: expected within {self._timeout:g} s, found none in {self._batches!r}; the "
+                    f"batch {index}: expected this batch within {self._timeout:g} s, found no such batch in {self._batches!r}; the "
                     "process with the buffer creates a batch as soon as enough rollouts can be drawn"
                 )
             time.sleep(min(pause, left))

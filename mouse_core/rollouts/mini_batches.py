@@ -249,7 +249,7 @@ def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, An
     """
     for name, length in (histories or {}).items():
         if name not in fields:
-            raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")
+            raise ConfigError(f"histories: expected fields among {list(fields)}, found {name!r}")
         check_count(f"histories[{name!r}]", length)
     return dict(histories or {})
 

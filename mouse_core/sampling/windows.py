@@ -306,8 +306,8 @@ class EpisodeWindows:
         if not tiles:
             rule = self._rule(tiled=True)
             raise ConfigError(
-                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found at "
-                f"most {self._table(snapshot).longest()} steps; pad=True accepts shorter episodes"
+                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found "
+                f"episodes of at most {self._table(snapshot).longest()} steps; pad=True accepts shorter episodes"
             )
         try:
             return self._order.batches_per_epoch(self._numbered(tiles, snapshot))

@@ -186,7 +186,7 @@ class Snapshot:
         total = sum(segment.num_rows for segment in segments)
         self.num_rows = total if num_rows is None else num_rows
         if not 0 <= self.num_rows <= total:
-            raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
+            raise ConfigError(f"snapshot: expected a number of rows in 0..{total}, found {num_rows}")
         # Later rows of the segments must not have any effect, not even on a shape.
         ends = np.cumsum([segment.num_rows for segment in segments]).tolist()
         self.segments = tuple(

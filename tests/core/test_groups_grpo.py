@@ -366,7 +366,7 @@ def test_bad_calls() -> None:
         maker.create_batch(0)
     with pytest.raises(DataError, match="expected a RolloutRecord, found 3"):
         maker.add_rollout(3)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="expected a finite number, or one number for each of 8 tokens, for rollout"):
+    with pytest.raises(DataError, match="expected a finite number, or a finite number for each of 8 tokens"):
         make_examples([rollout(0)], [math.nan])
 
 

@@ -268,7 +268,10 @@ def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
 def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
     root = tmp_path / "rollouts"
     reader = RolloutStream(root, 100, shard=(1, 2), timeout=30)
-    with pytest.raises(TimedOutError, match=r"batch 0: expected within 0 s, found none in the folder .*, which has 0"):
+    with pytest.raises(
+        TimedOutError,
+        match=r"batch 0: expected this batch within 0 s, found no such batch in the folder .*, which has 0",
+    ):
         next(RolloutStream(root, 100, timeout=0))
     shares: list[Any] = []
     thread = threading.Thread(target=lambda: shares.extend(islice(reader, 3)))
@@ -281,7 +284,9 @@ def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
         assert RolloutStream(buffer, 100).__next__().batch_id == buffer.batches[0]
         late = RolloutStream(buffer, 100, batch_size=40, timeout=0.01)
         late.load_state_dict(makers[0].state_dict())
-        with pytest.raises(TimedOutError, match=r"batch 3: expected within 0.01 s, found none in RolloutBuffer"):
+        with pytest.raises(
+            TimedOutError, match=r"batch 3: expected this batch within 0.01 s, found no such batch in RolloutBuffer"
+        ):
             next(late)
     for options, wanted in [
         ({"batches": root, "batch_size": 4}, "batch_size: expected None, since only the process with the buffer"),

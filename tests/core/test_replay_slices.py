@@ -499,7 +499,7 @@ def test_batches_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="found an empty buffer"):
         buffer.sample()
     buffer.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found at most 5 steps"):
+    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found episodes of at most 5 steps"):
         buffer.sample()
     cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
     cut.extend({"done": np.zeros(5, np.bool_)})

@@ -509,7 +509,7 @@ def test_reading_out_of_turn() -> None:
         storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
         with pytest.raises(RolloutError, match="found a changed rollout"):
             next(batches)
-    with pytest.raises(ConfigError, match=r"histories: expected fields of .*, found 'nonsense'"):
+    with pytest.raises(ConfigError, match=r"histories: expected fields among .*, found 'nonsense'"):
         storage.mini_batch_generator(1, histories={"nonsense": 2})
     with pytest.raises(ConfigError, match=r"histories\['observations'\]: expected an integer of at least 1"):
         storage.mini_batch_generator(1, histories={"observations": 0})

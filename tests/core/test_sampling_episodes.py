@@ -315,7 +315,7 @@ def test_the_mask_is_a_field_like_others() -> None:
         ({"boundary": "episode", "pad": 0.5}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": np.nan}, "pad: expected a number that action"),
         ({"boundary": "episode", "pad": 0, "views": 2}, "pad: with augment or views, expected True or False"),
-        ({"boundary": "episode", "pad": False, "sequence_length": 10}, "at least 10 steps, found at most"),
+        ({"boundary": "episode", "pad": False, "sequence_length": 10}, "at least 10 steps, found episodes of at most"),
         ({"boundary": "episode", "sampling": "everywhere"}, "sampling: expected one of"),
         (
             {"boundary": "episode", "sampling": EpisodeWindows(4, 2)},

@@ -99,7 +99,7 @@ class Layout:
         if isinstance(row, Mapping) and not taken.isdisjoint(row):
             names = sorted(taken & row.keys())
             raise SchemaError(
-                f"init: expected rows without the fields {names}, which the replay adds to batches; rename them"
+                f"init: expected rows without the fields {names}, which the replay adds to batches; rename these fields"
             )
         units: Units = RowUnits(reach)
         if slices is not None:

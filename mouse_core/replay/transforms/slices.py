@@ -369,7 +369,9 @@ class CatFrames:
         for key in self.keys:
             values = find(batch, key, where="CatFrames")
             if values.ndim - (1 + timed) < -self.axis:
-                raise SchemaError(f"CatFrames: {key!r}: expected steps with an axis {self.axis}, found {values.shape}")
+                raise SchemaError(
+                    f"CatFrames: {key!r}: expected steps with an axis {self.axis}, found shape {values.shape}"
+                )
             before = find_any(batch, BEFORE + repr(key))
             if before is not None:
                 batch = removed(batch, BEFORE + repr(key))
