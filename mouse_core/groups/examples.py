@@ -348,8 +348,8 @@ def _worth(rollouts: Sequence[RolloutRecord], advantages: Any, sizes: npt.NDArra
     for value, size, rollout in zip(values, sizes.tolist(), rollouts, strict=True):
         if value.shape not in ((), (size,)) or not np.isfinite(value).all():
             raise DataError(
-                f"advantages: rollout {rollout.rollout_uid!r}: expected a finite number, or a finite number for each of "
-                f"{size} tokens, found {value!r:.100}"
+                f"advantages: rollout {rollout.rollout_uid!r}: expected a finite number, or a finite number for each "
+                f"of {size} tokens, found {value!r:.100}"
             )
     if any(value.ndim for value in values):
         return np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, sizes, strict=True)]).astype(np.float32)

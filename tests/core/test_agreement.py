@@ -190,7 +190,7 @@ def test_a_refresh_that_one_rank_misses_is_found_before_the_next_batch(missing: 
     found = run(work, 3)
     assert found[missing] is None
     for rank in {0, 1, 2} - {missing}:
-        expected = f"ranks: expected all 3 to call refresh() before batch 5, found rank {missing} at batch 5 "
+        expected = f"ranks: expected all 3 ranks to call refresh() before batch 5, found rank {missing} at batch 5 "
         expected += "without this call"
         assert str(found[rank]) == expected, found
 

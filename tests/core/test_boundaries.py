@@ -73,7 +73,7 @@ def test_windows_lie_in_one_stretch(boundary: Any, values: list[Any], length: in
     again = DatasetStore(fields=fields).from_dataset(store.to_dataset())
     possible = [rows for rows in stretches if pad or len(rows) >= length]
     if not possible:
-        with pytest.raises(ConfigError, match="found at most"):
+        with pytest.raises(ConfigError, match="found episodes of at most"):
             BatchSource(again, length, 4, sampling, boundary=boundary, pad=pad)
         return
     source = BatchSource(again, length, 4, sampling, boundary=boundary, pad=pad)

@@ -408,8 +408,8 @@ def test_columns_that_nobody_declared_are_refused_by_name() -> None:
     seen = replace(rollout(0), columns={"top_k": np.int64(5)})
     turn = replace(rollout(1), turns=(Turn("", "assistant", [1], [-0.5], columns={"value": [1.0]}),))
     for item, wanted in (
-        (seen, r"for each example, \[\], found 'top_k'"),
-        (turn, r"for each token, \[\], found 'value'"),
+        (seen, r"per='example', \[\], found 'top_k'"),
+        (turn, r"per='token', \[\], found 'value'"),
     ):
         with pytest.raises(DataError, match=wanted):
             maker.add_rollout(item)

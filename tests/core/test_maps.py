@@ -153,7 +153,7 @@ def test_counts_take_each_row_as_often_as_it_comes():
 def test_what_is_missing_is_named():
     table = RowMap()
     table[OBS[:2]] = 1
-    with pytest.raises(MissingRowError, match=r"found 1 of 2 missing, the first at index 1: array\(\[\[4\., 5\."):
+    with pytest.raises(MissingRowError, match=r"found 1 of 2 rows missing, the first at index 1: array\(\[\[4\., 5\."):
         table[OBS[[0, 3]]]
     with pytest.raises(KeyError):
         table[OBS[3:]]

@@ -503,7 +503,7 @@ def test_members_must_fit_together() -> None:
     plain = numbered(0, 50)
     outgoing = DatasetStore(alignment="outgoing")
     outgoing.extend(example_columns(20))
-    with pytest.raises(SchemaError, match="alignment 'arrived' as in member 'a', found 'outgoing' in 'b'"):
+    with pytest.raises(SchemaError, match="alignment 'arrived' as in member 'a', found 'outgoing' in member 'b'"):
         Mixture({"a": plain, "b": outgoing}).snapshot()
     columns = example_columns(20)
     other = DatasetStore()

@@ -822,7 +822,7 @@ def test_buffers_that_are_no_copies_of_each_other() -> None:
     ring = ReplayBuffer(ArrayStorage(10))
     ring.extend({"row": np.arange(14)})
     for storage in (ArrayStorage(10, alignment="arrived"), ArrayStorage(10, ndim=2)):
-        with pytest.raises(ConfigError, match="extend: expected a buffer of"):
+        with pytest.raises(ConfigError, match="extend: expected a buffer with alignment="):
             ReplayBuffer(storage).extend(ring)
     best = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("row"))
     best.extend({"row": np.arange(5)})

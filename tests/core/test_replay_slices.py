@@ -561,7 +561,7 @@ def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
     for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
         buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4, pad=False), batch_size=2)
         buffer.extend({"episode": np.arange(rows) // 3})
-        with pytest.raises(ConfigError, match="found at most 3 steps; pad=True accepts shorter episodes"):
+        with pytest.raises(ConfigError, match="found episodes of at most 3 steps; pad=True accepts shorter episodes"):
             buffer.sample()
         padded = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=2)
         padded.extend({"episode": np.arange(rows) // 3})

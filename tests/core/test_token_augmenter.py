@@ -127,7 +127,7 @@ def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="max_num_actions: expected"):
         augmenter(max_num_actions=-3)
     shell = augmenter()
-    with pytest.raises(StateError, match="expected update_augmentations"):
+    with pytest.raises(StateError, match="expected a call of update_augmentations"):
         shell(batch)
     shell.update_augmentations(batch)
     with pytest.raises(SchemaError, match=r"expected a batch of shape \[3, 4\], .* found shape \[2, 4\]"):

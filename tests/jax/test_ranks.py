@@ -70,5 +70,5 @@ def test_several_processes_train_as_one_and_are_told_where_they_disagree(tmp_pat
             assert found[rank][f"nothing{where}"] == "nothing"
             assert "agree at the first batch, found rank 1 with seed 1 (" in found[rank][f"seed{where}"]
             assert "agree at refresh(), found rank 1 with rows 121 (" in found[rank][f"rows{where}"]
-            missed = "missed" if rank == 1 else f"ranks: expected all {count} to call refresh() before batch 1"
+            missed = "missed" if rank == 1 else f"ranks: expected all {count} ranks to call refresh() before batch 1"
             assert found[rank][f"missed{where}"].startswith(missed)

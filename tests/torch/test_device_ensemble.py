@@ -78,7 +78,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     for replays, options, words in (
         ([], {}, "at least one"),
         ([one, queue], {}, "replay 1: expected a Replay with order='random', found 'queue'"),
-        ([one, elsewhere], {}, "one device"),
+        ([one, elsewhere], {}, "the same device"),
         ([one, other], {"p": [1]}, "expected 2 weights"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -70,7 +70,7 @@ TOLD = {
     "seed": "0: ranks: expected all 2 to agree at the first batch, found rank 1 with seed 3 (rank 0 has 0)",
     "rows": "3: ranks: expected all 2 to agree at refresh(), found rank 1 with rows 121 (rank 0 has 120)",
     "load": "4: ranks: expected all 2 to agree at load_state_dict(), found rank 1 with next_index 4 (rank 0 has 3)",
-    "missed": "3: ranks: expected all 2 to call refresh() before batch 3, found rank 1 at batch 3 without",
+    "missed": "3: ranks: expected all 2 ranks to call refresh() before batch 3, found rank 1 at batch 3 without",
 }
 
 
