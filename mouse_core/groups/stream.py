@@ -401,7 +401,8 @@ class RolloutStream:
             if left <= 0:
                 raise TimedOutError(
                     f"batch {index}: expected this batch within {self._timeout:g} s, found no such batch in "
-                    f"{self._batches!r}; the process with the buffer creates a batch as soon as enough rollouts can be drawn"
+                    f"{self._batches!r}; the process with the buffer creates a batch as soon as enough "
+                    "rollouts can be drawn"
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -209,7 +209,7 @@ def _compared(notes: Sequence[str], call: str) -> str:
             parts = [f"{name} {found} ({whose} {wanted})" for name, found, wanted in differing]
             said.append(f"rank {rank} with {', '.join(parts)}")
     more = f"; and {len(said) - _MOST_RANKS} more" if len(said) > _MOST_RANKS else ""
-    return f"ranks: expected all {len(notes)} to agree at {call}, found {'; '.join(said[:_MOST_RANKS])}{more}"
+    return f"ranks: expected all {len(notes)} ranks to agree at {call}, found {'; '.join(said[:_MOST_RANKS])}{more}"
 
 
 def words_of(feed: Any, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_a_rank_that_is_asked_for_something_else_is_named_at_the_first_batch(oth
         with made as loader:
             loader.next_batch()
 
-    refused(run(work, 4), "ranks: expected all 4 to agree at the first batch, found rank 2 with", said)
+    refused(run(work, 4), "ranks: expected all 4 ranks to agree at the first batch, found rank 2 with", said)
 
 
 def test_shards_of_another_count_are_named() -> None:

@@ -67,9 +67,10 @@ def _disagree(rank: int, count: int, what: str) -> Any:
 
 TOLD = {
     "nothing": "nothing",
-    "seed": "0: ranks: expected all 2 to agree at the first batch, found rank 1 with seed 3 (rank 0 has 0)",
-    "rows": "3: ranks: expected all 2 to agree at refresh(), found rank 1 with rows 121 (rank 0 has 120)",
-    "load": "4: ranks: expected all 2 to agree at load_state_dict(), found rank 1 with next_index 4 (rank 0 has 3)",
+    "seed": "0: ranks: expected all 2 ranks to agree at the first batch, found rank 1 with seed 3 (rank 0 has 0)",
+    "rows": "3: ranks: expected all 2 ranks to agree at refresh(), found rank 1 with rows 121 (rank 0 has 120)",
+    "load": "4: ranks: expected all 2 ranks to agree at load_state_dict(), "
+    "found rank 1 with next_index 4 (rank 0 has 3)",
     "missed": "3: ranks: expected all 2 ranks to call refresh() before batch 3, found rank 1 at batch 3 without",
 }
 
@@ -105,7 +106,7 @@ def test_all_are_told_though_each_ends_at_once(tmp_path: Path) -> None:
         run_ranks(_end_at_once, 3, str(tmp_path), seconds=30)
     told = {(tmp_path / str(rank)).read_text() for rank in range(3)}
     assert len(told) == 1, told
-    assert told.pop().startswith("ConfigError: ranks: expected all 3 to agree at the first batch")
+    assert told.pop().startswith("ConfigError: ranks: expected all 3 ranks to agree at the first batch")
 
 
 def test_notes_of_another_attempt_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,8 @@ def no_window_error(episodes: EpisodeIndex, rule: WindowRule, again: FieldKey | 
             f"none, as the longest episode has {longest} steps that are not overwritten{hint}"
         )
     return ConfigError(
-        f"slices: expected an episode of at least {rule.length} steps, found at most {longest} steps; {hint}"
+        f"slices: expected an episode of at least {rule.length} steps, found episodes of at most {longest} "
+        f"steps; {hint}"
     )
 
 
