@@ -95,7 +95,7 @@ def test_advantages_are_exact_where_that_matters() -> None:
     assert Rloo()([3.0], [0]).tolist() == [0.0]
     assert Rloo()([], []).shape == (0,)
     for wrong in (([1, "x"], [0, 0]), ([1, 2], [0]), ([[1]], [0]), ([1, 2], [0, 0.5]), ([1, [2]], [0, 0])):
-        with pytest.raises(DataError, match="rewards: expected (numbers|rewards)"):
+        with pytest.raises(DataError, match=r"rewards: expected (numbers|rewards)"):
             Rloo()(*wrong)
     with pytest.raises(DataError, match="rewards: expected finite numbers, found nan"):
         Rloo()([1.0, math.nan], [0, 0])
