@@ -598,8 +598,8 @@ class AugmentTokensConfig:
         return (*found, *map(Change, by_name))
 
     def _scalars(self, option: str) -> dict[str, Any]:
-        """Return the distributions of the scale and the shift of an option; a scale that is always 1, or a shift that
-        is always 0, is replaced by None.
+        """Return a dict with the distributions "scale" and "shift" of an option. A distribution that is None is left
+        out, and so are a scale that is always 1 and a shift that is always 0.
         """
         given = {"scale": (getattr(self, f"scale_{option}"), 1.0), "shift": (getattr(self, f"shift_{option}"), 0.0)}
         return {part: spec for part, (spec, same) in given.items() if spec is not None and not spec.is_always(same)}

@@ -258,8 +258,8 @@ class OffsetPipeline:
     def _batch(self, block: Block, number: int, read: Callable[[Pipeline, Block, int], Batch]) -> Batch:
         """Return the batch with index ``number`` in a block of anchors; ``read`` is a function that returns the fields.
 
-        A run can include rows that are not delivered. If reading such a row raises DataError, all rows are read
-        individually instead of in runs.
+        A run can include rows that are not delivered. If reading a row raises DataError, all rows of this group of
+        fields are read individually instead of in runs.
         """
         batch = read(self._anchors, block, number)
         for group, blocks in self._groups:

@@ -205,8 +205,8 @@ class Sampler(Protocol):
     """Chooses the rows of a batch. The buffer's lock is held around every call.
 
     A draw depends only on its key and on the earlier writes and draws. After an error in a method the sampler is
-    unchanged. In a sampler without a state, ``wrote``, ``reset`` and ``load_state_dict`` do nothing, and ``state_dict``
-    returns ``{}``.
+    unchanged. In a sampler without a state, ``wrote``, ``reset`` and ``load_state_dict`` can do nothing, and
+    ``state_dict`` can return ``{}``.
 
     A sampler may have ``adds``: the names of the fields of its draws, without ``index`` and ``traj_id``. Stored rows
     cannot have fields with these names: with ``adds`` the error is raised when the rows are written, without ``adds``
