@@ -27,6 +27,7 @@ import pyarrow as pa
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import MouseError, StoreWarning
 from mouse_core.files.log import Log, read_log
+from mouse_core.formats.verifying import verify
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_study.results import SCHEMA, Results, Run
@@ -148,7 +149,7 @@ def _returns(folder: Path) -> Any:
 OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "store": (_store, _written),
     "open store": (lambda folder: _store(folder, closes=False), _written),
-    "saved": (_saved, lambda folder: formats.open(folder).digest()),
+    "saved": (_saved, lambda folder: [verify(folder).rows, formats.open(folder).digest()]),
     "mapped": (_mapped, _mapped_rows),
     "checkpoint": (_checkpoint, _restored),
     "rollouts": (_rollouts, _grouped),

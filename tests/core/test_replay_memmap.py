@@ -533,3 +533,21 @@ def test_slices_keep_their_places_wherever_their_rows_go(seed: int, tmp_path: Pa
         others += [again, moved, restored, loaded.with_parts(sampler=sampler()), pickle.loads(pickle.dumps(restored))]
     for buffer in others:
         assert places_of(buffer) == expected
+
+
+def test_no_damage_of_the_counters_is_silent(tmp_path: Path) -> None:
+    """Zeros from any word of the counters on; counters of 0 would look like a storage without rows."""
+    storage = MemmapStorage(8, tmp_path)
+    storage.append({"a": np.arange(10)})
+    rows = storage.get(np.arange(8))["a"].tolist()
+    storage.close()
+    head, refused = (tmp_path / "head").read_bytes(), 0
+    for at in range(8 * 8, 8 * 28, 8):
+        (tmp_path / "head").write_bytes(head[:at] + bytes(8 * 28 - at) + head[8 * 28 :])
+        try:
+            storage = MemmapStorage(None, tmp_path)
+            assert storage.get(np.arange(8))["a"].tolist() == rows
+            storage.close()
+        except StateError:
+            refused += 1
+    assert refused > 8

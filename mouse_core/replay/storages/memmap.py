@@ -62,6 +62,7 @@ _MAGIC = 0x00504D4D53554F4D | ord(str(_FORMAT)) << 56
 _WORDS = 32
 _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
+_SUMS = (26, 27)  # the checksum of each copy of the counters; its seed is the capacity
 # Largest number of places in addition to the capacity.
 _SPARE_BYTES, _SPARE_ROWS = 1 << 20, 1024
 _MOST = 1 << 40  # the upper limits of rows and of bytes (a terabyte)
@@ -167,7 +168,8 @@ class Head:
                 expected = f"expected a capacity, since no buffer exists at this path ({path.parent})"
                 raise ConfigError(f"capacity: {expected}, found none")
             new = np.zeros(_WORDS, np.int64)
-            new[: _ALIGNMENT + 1] = _MAGIC, capacity, ndim, 1 if outgoing is None else outgoing
+            new[:_JOURNAL] = _MAGIC, capacity, ndim, 1 if outgoing is None else outgoing
+            new[_SUMS[0]] = _sum_of(memoryview(new), 0)  # type: ignore[arg-type]
             write_file(path, new.tobytes(), only_writer=True)
         size = path.stat().st_size
         if size != 8 * _WORDS:
@@ -196,6 +198,10 @@ class Head:
                 f"{path}: expected the header of a MemmapStorage, found other content; the file "
                 "is damaged or belongs to another program"
             )
+        if _sum_of(self.words, self.words[_WHICH]) != self.words[_SUMS[self.words[_WHICH]]]:
+            raise StateError(
+                f"{path}: expected counters with their checksum, found other counters; the file is damaged"
+            )
         now = self.now()
         most = max(now.written, now.changes, now.allocated, now.generation)
         if not 0 <= min(now) <= most < _MOST or max(now.summed, now.first) > now.written:
@@ -221,7 +227,14 @@ class Head:
         other = 1 - self.words[_WHICH]
         for place, number in enumerate(now, _COPIES[other]):
             self.words[place] = number
+        self.words[_SUMS[other]] = _sum_of(self.words, other)
         self.words[_WHICH] = other
+
+
+def _sum_of(words: memoryview[int], which: int) -> int:
+    """Return the checksum of a copy of the counters, 63 bits."""
+    begin = _COPIES[which]
+    return checksum(words[begin : begin + len(Counters._fields)], words[_CAPACITY]) >> 1
 
 
 def _shown(capacity: int, ndim: int, outgoing: int) -> tuple[Any, ...]:
