@@ -1,4 +1,4 @@
-"""TokenAugmenter, a class with a state that calls ``draw`` and ``apply``."""
+"""TokenAugmenter, a class that keeps a state and calls ``draw`` and ``apply``."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def _array(
         or not 0 <= begin <= end - nbytes
     ):
         raise StateError(
-            f"checkpoint {source}: expected array {number} within {end} bytes, found {nbytes} bytes at {begin} for "
-            f"{dtype} {shape}"
+            f"checkpoint {source}: expected array {number} to end at byte {end} or earlier, found {nbytes} bytes "
+            f"from byte {begin} on, for {dtype} {shape}"
         )
     array = np.empty(shape, kind)
     flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)

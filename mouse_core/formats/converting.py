@@ -344,7 +344,7 @@ def _check_options(path: Path, kind: str, layout: str | None, *, single: bool) -
     if layout is not None and kind != "store":
         raise ConfigError(
             f"layout: expected None unless a store is written, as only stores have a layout, found {layout!r} for "
-            f"{kind!r}; leave out --to, and give a folder as target (--to store)"
+            f"{kind!r}; to write a store, leave out --to and give a folder as target, or pass --to store"
         )
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")

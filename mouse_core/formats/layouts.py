@@ -184,7 +184,7 @@ class TreeLayout(Aligned):
 
     def __post_init__(self) -> None:
         if self.task is not None and "task" in self.roles().get("metadata", {}):
-            raise SchemaError("layout: expected either task or metadata to set metadata_task, found both")
+            raise SchemaError("layout: expected metadata_task to be set by only one of task= and metadata=, found both")
         for problem in chain(self._problems(), self._problems_of_episodes()):
             raise ConfigError(f"layout: {problem}")
         self.check_alignment("metadata")

@@ -622,8 +622,8 @@ class Scan:
         return columns, None if self.episodes is None else self.episodes.result(), actions
 
     def at_extreme(self, finding: Finding, dimension: int | None, which: str) -> Finding:
-        """Return a copy of a finding, whose place is the place of the lowest or highest value of a dimension. If
-        ``dimension`` is None, the value is the lowest or highest of all dimensions.
+        """Return a copy of a finding, with its place set to the row where a dimension has its lowest or highest value.
+        If ``dimension`` is None, the value is the lowest or highest of all dimensions.
         """
         known = self._sample.extremes.get(finding.column or "")
         if known is None:

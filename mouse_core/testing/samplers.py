@@ -296,8 +296,9 @@ class ReplaySamplerConformance:
         return ReplayBuffer(ArrayStorage(40), self.make(), batch_size=self.batch_size, seed=seed)
 
     def _after_each_write(self, buffer: ReplayBuffer) -> Any:
-        """Yield the buffer after each of several writes: rows are added until the ring overwrites rows, and after the
-        buffer was emptied."""
+        """Yield the buffer after each of several writes: first until the ring overwrites rows; then the buffer is
+        emptied, and rows are added again.
+        """
         written = 0
         for n in (27, 1, 8, 30, 1, 40, 55):
             buffer.extend(self.rows(written, n))

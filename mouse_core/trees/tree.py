@@ -227,7 +227,7 @@ class Tree:
         rewards: The sum of the mean rewards of an edge's steps, float64 ``[E]``.
         dones: Done codes, int8 ``[E]``: 1 if every episode terminated with the edge; 2 if every episode ended with the
             edge, but not all terminated; else 0. ``steps`` contains the numbers of terminated and truncated episodes.
-        ended: Whether every episode terminated with the edge, bool ``[E]``.
+        ended: For each edge, whether all episodes that took the edge terminated there, bool ``[E]``.
         bounds: Edge e consists of the steps ``bounds[e] .. bounds[e + 1] - 1``, int64 ``[E + 1]``.
         steps: All steps, in the order of the edges.
         observations: The observations of the vertices, followed by the observations inside edges, as a tree of arrays.

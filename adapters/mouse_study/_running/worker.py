@@ -119,8 +119,8 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
     made = found(declared["function"], "store")()
     if not isinstance(made, Store):
         raise ConfigError(
-            f"store: expected a function that returns a DatasetStore, found {type(made).__name__}; a training with "
-            "another source returns Training(batches=...)"
+            f"store: expected a function that returns a DatasetStore, found {type(made).__name__}; for batches "
+            "from another source, the training function returns Training(batches=...)"
         )
     with making(target, "store") as partial:
         made.to_dataset().save_to_disk(partial)

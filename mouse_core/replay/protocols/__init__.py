@@ -277,9 +277,9 @@ class Transform(Protocol):
       storage, the drawn slots, the storage's episode index, and the key with which the transform is called later. The
       method returns further fields of the batch by name, computed from other rows of the same episodes. Such a
       transform has ``done``, the name of the field that marks where episodes end;
-    - ``reach``: the number of rows that the transform needs after each drawn row. Single rows are then passed to the
-      transform as slices ``[batch, 1 + reach]``, with a ``mask`` and with the drawn ``index``, ``[batch]``; the
-      transform's result has only the first step of each slice.
+    - ``reach``: the number of rows that the transform needs after each drawn row. If single rows are drawn,
+      the transform gets slices ``[batch, 1 + reach]`` that begin at these rows, a ``mask``, and the drawn ``index`` of
+      shape ``[batch]``. The transform's result has only the first step of each slice.
 
     A transform with statistics of all rows (a running mean, as ``VecNorm``) has two more methods. ``settled(storage)``
     is called under the lock when a batch is drawn, and returns nested dicts of plain values and NumPy arrays.

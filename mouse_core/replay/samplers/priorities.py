@@ -254,8 +254,8 @@ class PrioritizedSampler(BaseSampler):
             ``LinearSchedule(0.4, 1.0, samples=100_000)``. The attribute ``beta`` can be set at any time.
         eps: The number that is added to every priority: 0, or in ``[2**-100, 2**100]``.
         max_priority_within_buffer: Whether new rows get the largest current priority instead of the largest priority
-            ever set. With True, a very large priority has no effect on new rows after the priority was lowered, but
-            every update reads all priorities.
+            ever set. With True, new rows no longer get a very large priority after that priority was lowered; the cost
+            is that every update reads all priorities.
 
     Raises:
         ConfigError: A number is out of range.

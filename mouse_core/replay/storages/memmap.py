@@ -749,7 +749,7 @@ class MemmapStorage(RowStorage):
             return values
 
     def verify(self) -> None:
-        """Compare all rows that have checksums with their checksums.
+        """Compare each row that has a checksum with this checksum.
 
         Raises:
             StateError: A row differs from the written row; the message names the row and its file.

@@ -620,7 +620,7 @@ class Pad:
             path = path_of(key)
             if not isinstance(path[-1], str):
                 raise ConfigError(
-                    f"Pad: expected a field whose key ends in a name, as its mask is <name>_mask, found {key!r}"
+                    f"Pad: expected a key whose last part is a string, because the mask is <name>_mask, found {key!r}"
                 )
             values, mask = self._padded(find(batch, key, where="Pad"), key, lead)
             batch = replaced(batch, {path: values, (*path[:-1], f"{path[-1]}_mask"): mask})

@@ -269,7 +269,9 @@ class _SparseColumn:
         places = [(begin - self.address, end - self.address) for begin, end in ranges]
         size = len(self._memory)
         if any(not 0 <= begin <= end <= size for begin, end in places):
-            raise DataError(f"expected values in {size} bytes of a column, found values outside; the object is damaged")
+            raise DataError(
+                f"expected all values in the {size} bytes of a column, found values beyond; the object is damaged"
+            )
         contents = yield [Range(self._number, self.begin + begin, self.begin + end) for begin, end in places]
         for (begin, end), content in zip(places, contents, strict=True):
             self._memory[begin:end] = content
