@@ -359,7 +359,7 @@ def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment
         ({"windows": {"action": [True]}}, "integers"),
         ({"windows": {"action": "01"}}, "a list of offsets"),
         ({"windows": {"actoin": [0]}}, "actoin"),
-        ({"windows": {"reward": [0]}, "fields": ["action"]}, "among"),
+        ({"windows": {"reward": [0]}, "fields": ["action"]}, "expected only fields of the batches"),
         ({"windows": {"action": [0]}, "pad": "edge"}, "pad"),
         ({"windows": {"action": [0]}, "pad": 0.5}, "pad"),
         ({"windows": {"action": [0]}, "pad": 10**400}, "a float can represent"),

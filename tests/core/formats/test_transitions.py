@@ -149,7 +149,7 @@ def test_names_of_nested_values() -> None:
     rows = read_rlds([{"steps": one_step_after_another(nested)}]).to_table()
     found = {name: rows[name][0].as_py() for name in rows.column_names if name.startswith("observation")}
     assert found == {"observation.a.b": 1, "observation.c.0": 2, "observation.c.1.d": 3}
-    with pytest.raises(SchemaError, match=r"observation\.a\.b: two values"):
+    with pytest.raises(SchemaError, match=r"observation\.a\.b: when keys are joined"):
         read_rlds([{"steps": one_step_after_another({"a": {"b": 1}, "a.b": 2})}]).to_table()
 
 
