@@ -301,7 +301,7 @@ def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
         DatasetStore.open(tmp_path / "other", "a")
     assert os.listdir(tmp_path / "other") == ["notes.txt"]
     for wrong in ({"mode": "w"}, {"mode": "a", "sync": "always"}):
-        with pytest.raises(ConfigError, match="open: (sync: )?expected"):
+        with pytest.raises(ConfigError, match=r"open: (sync: )?expected"):
             DatasetStore.open(folder, **wrong)
 
 

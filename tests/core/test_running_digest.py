@@ -294,7 +294,7 @@ def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:
         ([states[0], begun[1]], "found states of different batches at 0 and at 1: {'next_index': \\(2, 0\\)}"),
         ([states[0], plain], "a digest at index 1"),
         ([states[0], 5], "a digest at index 1"),
-        ([5, 5], "a digest at 0"),
+        ([5, 5], "a digest at index 0"),
     ]
     for of_ranks, words in bad:
         with pytest.raises(StateError, match=words):
