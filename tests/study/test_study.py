@@ -200,14 +200,14 @@ def test_runs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
 def test_another_study_in_the_folder_is_refused_by_name(whole: Results, folder: Path) -> None:
     for changed, message in (
         ({"steps": 21}, r"expected steps 20, .*found 21"),
-        ({"batches": {**trained.BATCHES, "batch_size": 3}}, r"with batches \{.*'batch_size': 2.*\}, found .*3"),
-        ({"variants": {"default": {"rate": 1.0}}}, r"with variants: default \{\}, found \{'rate': 1\.0\}"),
-        ({"seeds": [1]}, r"with seeds \[0, 1\], found \[1\]"),
+        ({"batches": {**trained.BATCHES, "batch_size": 3}}, r"expected batches \{.*'batch_size': 2.*\}, .*found .*3"),
+        ({"variants": {"default": {"rate": 1.0}}}, r"expected variants: default \{\}, .*found \{'rate': 1\.0\}"),
+        ({"seeds": [1]}, r"expected seeds \[0, 1\], .*found \[1\]"),
         (
             {"frameworks": {"numpy": trained.train_without_state}},
-            r"with frameworks: numpy .*:train, found .*:train_without_state",
+            r"expected frameworks: numpy .*:train, .*found .*:train_without_state",
         ),
-        ({"name": "large"}, "with name 'small', found 'large'"),
+        ({"name": "large"}, "expected name 'small', .*found 'large'"),
     ):
         with pytest.raises(ConfigError, match=message):
             study(**{**OF_STORE, "seeds": [0, 1], **changed}).run(folder)
