@@ -228,10 +228,10 @@ class Windows(NamedTuple):
 class EpisodeIndex:
     """The episodes in the streams of time steps of several environments.
 
-    Every environment has a stream of steps ``0, 1, 2, ...``, of which the newest ``steps`` steps exist. An episode is a
-    run of steps from its start up to the start of the next episode. A table ``[environments, columns]`` contains the
-    starts of the existing episodes; each row of the table is sorted. ``extend`` adds the episodes that begin in new
-    steps; overwritten episodes are removed when the table needs room.
+    Every environment has a stream of steps ``0, 1, 2, ...``. Only the newest ``steps`` steps of each stream exist. An
+    episode is a run of steps from its start up to the start of the next episode. A table ``[environments, columns]``
+    contains the starts of the existing episodes; each row of the table is sorted. ``extend`` adds the episodes that
+    begin in new steps; overwritten episodes are removed when the table needs room.
 
     Step t of environment e lies in slot ``t % steps * num_envs + e`` of a storage: in a ring of 100 steps and 2
     environments, step 298 of environment 1 lies in slot 98 * 2 + 1 = 197.

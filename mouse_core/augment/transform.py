@@ -59,7 +59,7 @@ def apply(
             1)``.
 
     Returns:
-        A dict with all fields of ``batch``, of which some are augmented, and with the delivered masks, named
+        A dict with all fields of ``batch``, augmented or unchanged, and with the delivered masks, named
         ``<field>_mask``; the object ``batch`` itself if nothing changes.
 
     Raises:

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from mouse_core.collect.shared import SharedStore
@@ -216,7 +215,5 @@ class StoreServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()

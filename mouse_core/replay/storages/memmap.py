@@ -10,9 +10,9 @@ A folder has these files, where ``G`` is the number of times that all rows were 
     values-G-R    values that differ in length, in a ring of R bytes
     journal       rows that are being changed in place
 
-The head has two copies of all counters, and one word of the head selects the valid copy. A change is written to the
-invalid copy, and becomes valid when a single memory write sets that word. A process that dies before this memory write
-has changed nothing.
+The head has two copies of all counters, each with a checksum, and one word of the head selects the valid copy. A change
+is written to the invalid copy, and becomes valid when a single memory write sets that word. A process that dies before
+this memory write has changed nothing.
 """
 
 from __future__ import annotations
