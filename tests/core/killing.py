@@ -67,6 +67,11 @@ def forked(work: Callable[[], None]) -> int:
     os._exit(0)
 
 
+def in_child(work: Callable[[], None]) -> None:
+    """Do some work in a forked child, and wait for its end; fail where the work fails."""
+    assert os.waitpid(forked(work), 0)[1] == 0, "a forked child failed, see above"
+
+
 def ended(work: Callable[[], None]) -> bool:
     """Work in a child, whose threads are not ours; whether it came to its end, or else was killed."""
     status = os.waitpid(forked(work), 0)[1]

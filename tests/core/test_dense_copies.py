@@ -3,7 +3,7 @@
 import os
 import pickle
 import tempfile
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import ConfigError, DataError
+from tests.core.killing import in_child
 from tests.core.oracle import assert_same, field_arrays, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
+from tests.waiting import together
 
 ROWS = 6000
 
@@ -185,22 +187,13 @@ def test_one_large_chunk_is_made_dense_in_parts() -> None:
 
 def test_threads_share_copies() -> None:
     store = DatasetStore().from_dataset(chunked(recording(episode_step=with_nulls())))
-    sources = [BatchSource(store, 8, 16, seed=seed // 2) for seed in range(4)]
-    failures: list[BaseException] = []
 
-    def work(source: BatchSource) -> None:
-        try:
-            for index in range(200):
-                expect_rows(source, source[index], index)
-        except BaseException as error:
-            failures.append(error)
+    def work(seed: int) -> None:
+        source = BatchSource(store, 8, 16, seed=seed)
+        for index in range(200):
+            expect_rows(source, source[index], index)
 
-    threads = [threading.Thread(target=work, args=(source,)) for source in sources]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together([partial(work, number // 2) for number in range(4)])
     assert store._budget.used == 9 * ROWS
 
 
@@ -211,18 +204,13 @@ def test_a_forked_child_reads_on(tmp_path: Path) -> None:
     store = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "d")))
     source = BatchSource(store, 8, 16)
     read(source, range(3))
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            for index in range(100):
-                expect_rows(source, source[index], index)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for index, batch in enumerate(read(source)):
-        expect_rows(source, batch, index)
+
+    def check() -> None:
+        for index, batch in enumerate(read(source)):
+            expect_rows(source, batch, index)
+
+    in_child(check)
+    check()
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "1"])

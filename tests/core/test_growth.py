@@ -5,6 +5,7 @@ import pickle
 import tempfile
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, Snapshot
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
+from tests.waiting import together
 
 
 def afresh(source: BatchSource) -> BatchSource:
@@ -141,11 +143,10 @@ def test_what_is_growth() -> None:
     store.append(a_row(5))
     grown = store.snapshot()
     assert grown.grown_from(before) == (0, grown.segments, before.segments)
-    assert grown.grown_from(Snapshot((), grown.config)) is None
-    assert before.grown_from(grown) is None
-    assert Snapshot(afterwards(9), grown.config).grown_from(before) is None
     store.from_dataset(pa.table({name: [value] for name, value in a_row(400).items()}))
-    assert store.snapshot().grown_from(grown) is None
+    others = (grown, Snapshot((), grown.config)), (before, grown), (Snapshot(afterwards(9), grown.config), before)
+    for later, earlier in (*others, (store.snapshot(), grown)):
+        assert later.grown_from(earlier) is None
 
 
 def test_the_time_does_not_grow_with_the_rows_before() -> None:
@@ -169,32 +170,27 @@ def test_followers_in_other_threads() -> None:
     for number in range(700, 760):
         store.append(a_row(number))
     sources = [BatchSource(store, 8, 4, seed=3)]
-    failures: list[Any] = []
+
     done = threading.Event()
+
+    def append() -> None:
+        try:
+            for number in range(1500):
+                store.append(a_row(number))
+                if number % 25 == 0:
+                    sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
+        finally:
+            done.set()
 
     def read(step: int) -> None:
         index = 0
         while not done.is_set():
             known = list(sources)
             source = known[-1 - (index * step) % len(known)]
-            try:
-                assert_same(source[index], afresh(source)[index], index)
-            except BaseException as error:
-                failures.append(error)
-                return
+            assert_same(source[index], afresh(source)[index], index)
             index += 1
 
-    threads = [threading.Thread(target=read, args=(step,)) for step in (0, 1, 3)]
-    for thread in threads:
-        thread.start()
-    for number in range(1500):
-        store.append(a_row(number))
-        if number % 25 == 0:
-            sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together([append, *(partial(read, step) for step in (0, 1, 3))])
 
 
 def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() -> None:

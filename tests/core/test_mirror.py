@@ -20,6 +20,7 @@ from mouse_core.readahead import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Fetcher, Pace
 from mouse_core.remote.mirror.table import PAGE, SparseFile, Table, bits, masks_of, pages_of, touched
+from tests.core.killing import forked
 from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_batches
 from tests.waiting import wait_until
 
@@ -364,14 +365,7 @@ def test_killed_processes_leave_nothing_wrong(tmp_path: Path) -> None:
 def test_a_forked_child_reads_beside_its_parent(tmp_path: Path) -> None:
     objects, mirror = Objects(), Mirror(tmp_path, cache_bytes=KEPT)
     read_batches(mirror, objects, seed=0, first=0, last=10)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            read_batches(mirror, objects, seed=1, first=0, last=20)
-            status = 0
-        finally:
-            os._exit(status)
+    child = forked(lambda: read_batches(mirror, objects, seed=1, first=0, last=20))
     read_batches(mirror, objects, seed=2, first=0, last=20)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field
 from tests.core.oracle import assert_same
+from tests.waiting import together
 
 
 def many_chunks(rows: int = 3000, chunk: int = 7) -> pa.Table:
@@ -37,23 +38,12 @@ def test_many_threads_share_a_fresh_source(attempt: int) -> None:
     reference = BatchSource(DatasetStore(max_obs_continuous_dim=3).from_dataset(table), 20, 16, seed=attempt)
     wanted = [reference[index] for index in range(48)]
     source = BatchSource(DatasetStore(max_obs_continuous_dim=3).from_dataset(table), 20, 16, seed=attempt)
-    begin = threading.Barrier(8)
-    failures: list[Any] = []
 
     def read(first: int) -> None:
-        begin.wait()
-        try:
-            for index in range(first, 48, 4):
-                assert_same(source[index], wanted[index], index)
-        except BaseException as error:
-            failures.append(error)
+        for index in range(first, 48, 4):
+            assert_same(source[index], wanted[index], index)
 
-    threads = [threading.Thread(target=read, args=(number % 4,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together([partial(read, number % 4) for number in range(8)])
 
 
 @pytest.mark.slow

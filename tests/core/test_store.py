@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, SchemaError, Snapshot
 from tests.core.oracle import Rule, assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, add_part, build, parts, worlds
+from tests.waiting import together
 
 FULL = {
     "action": 1,
@@ -303,31 +304,26 @@ def test_one_thread_appends_while_others_read() -> None:
     """Every row says its own number three times; no batch may ever show a row half written."""
     store = DatasetStore()
     store.append(row(reward=0.0, observation=[0.0] * 5, episode_step=0))
-    failures: list[str] = []
+
     done = threading.Event()
+
+    def append() -> None:
+        try:
+            for number in range(1, 1500):
+                store.append(row(reward=float(number), observation=[float(number)] * 5, episode_step=number))
+        finally:
+            done.set()
 
     def read() -> None:
         while not done.is_set():
-            snapshot = store.snapshot()
-            found = everything(snapshot)
-            numbers = np.arange(len(snapshot))
-            if not (
-                np.array_equal(found["time"], numbers)
-                and np.array_equal(found["reward"], numbers)
-                and (found["obs_continuous"] == numbers[:, None]).all()
-            ):
-                failures.append(f"wrong rows in a snapshot of {len(snapshot)}")
+            found = everything(store.snapshot())
+            numbers = np.arange(len(found["time"]))
+            assert np.array_equal(found["time"], numbers)
+            assert np.array_equal(found["reward"], numbers)
+            assert (found["obs_continuous"] == numbers[:, None]).all()
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for number in range(1, 2500):
-        store.append(row(reward=float(number), observation=[float(number)] * 5, episode_step=number))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert len(store) == 2500
+    together([append, read, read])
+    assert len(store) == 1500
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -16,6 +16,7 @@ import pytest
 from mouse_core import DatasetStore
 from tests.core.damaged_files import damaged_copies
 from tests.core.disk_cases import rows_of, table_of
+from tests.core.killing import in_child
 from tests.programs import run_code, run_module
 
 # Numbers, and for long the columns that have all kinds of values.
@@ -100,13 +101,7 @@ def make(folder: Path, kind: str, *, closed: bool, **options: Any) -> int:
         if closed:
             store.close()
 
-    pid = os.fork()
-    if not pid:
-        try:
-            written()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    in_child(written)
     return 1000
 
 

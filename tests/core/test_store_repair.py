@@ -1,6 +1,5 @@
 """`mouse verify` and `mouse repair` of a store's folder: which file is damaged, and what is whole without it."""
 
-import os
 import re
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +11,7 @@ from mouse_core.cli import main
 from mouse_core.formats.verifying import verify
 from mouse_core.store.disk.checking import repair
 from tests.core.disk_cases import check_batches, numbers_in, rows_of
+from tests.core.killing import in_child
 from tests.core.test_store_crash import make
 
 PARTS = (40, 30, 30)
@@ -205,16 +205,14 @@ def test_what_a_flipped_bit_costs(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with DatasetStore.open(folder, "a") as store:
         store.extend(rows_of(kind, 0, 70))
-    if not os.fork():
-        try:
-            store = DatasetStore.open(folder, "a")
-            store.extend(rows_of(kind, 70, 2900))
+
+    def written() -> None:
+        store = DatasetStore.open(folder, "a")
+        for begin, count in ((70, 2900), (2970, 100)):
+            store.extend(rows_of(kind, begin, count))
             store.flush()
-            store.extend(rows_of(kind, 2970, 100))
-            store.flush()
-        finally:
-            os._exit(0)
-    os.wait()
+
+    in_child(written)
     (tail,) = folder.glob("tail-*.rows")
     data = bytearray(tail.read_bytes())
     for number in (1570, 3065):
