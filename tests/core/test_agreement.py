@@ -101,8 +101,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("of_sources", [False, True])
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("other", "of_sources"), [*((other, False) for other in OTHERS), ("seed", True)])
 def test_a_rank_that_is_asked_for_something_else_is_named_at_the_first_batch(other: str, of_sources: bool) -> None:
     changed, said = OTHERS[other]
 

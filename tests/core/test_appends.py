@@ -129,18 +129,6 @@ def test_a_refused_row_leaves_nothing(given_rows: list[tuple[dict[str, Any], dic
     assert [row["note"] for row in store.to_dataset()] == [row["note"] for row in wanted]
 
 
-@pytest.mark.parametrize("name", ["episode_step", "observation", "metadata_q_star", "grid", "note"])
-def test_a_refused_row_leaves_nothing_of_its_other_columns(name: str) -> None:
-    store = make_store()
-    store.append(first_row())
-    for value, _ in TAKEN[name]:
-        with pytest.raises(DataError, match="'flag'"):
-            store.append(first_row() | {name: value, "flag": 2})
-        store.append(first_row())
-    wanted = [plain_first_row()] * len(store)
-    assert_same(everything(store), field_arrays(wanted, custom=RULES, widths=WIDTHS))
-
-
 @pytest.mark.parametrize("name", TAKEN)
 def test_every_value_is_taken_or_refused_in_the_first_rows(name: str) -> None:
     """Also where it is the row that the block before has no room for."""
@@ -206,12 +194,8 @@ def test_what_a_mask_hides_is_null_or_refused(many: bool) -> None:
 
 def test_masked_arrays_in_a_list_are_masked() -> None:
     ones, hidden = np.ones(2), np.ma.masked_array(np.ones(2), [1, 1])
-    assert [row["metadata_x"] for row in _taken(True, metadata_x=[hidden, ones, ones, None])] == [
-        None,
-        [1, 1],
-        [1, 1],
-        None,
-    ]
+    taken = [row["metadata_x"] for row in _taken(True, metadata_x=[hidden, ones, ones, None])]
+    assert taken == [None, [1, 1], [1, 1], None]
     with pytest.raises(DataError, match=r"'observation': expected a value, found a masked value .* at row 3"):
         _taken(True, observation=[ones, ones, ones, hidden])
 
@@ -244,12 +228,8 @@ def test_integers_that_a_float_does_not_hold_are_refused(many: bool) -> None:
         _taken(many, reward=numbers)
     with pytest.raises(DataError, match=f"'observation': {exact}"):
         _taken(many, observation=[[0.5], [1], [STAMP], [2]])
-    assert [row["reward"] for row in _taken(many, reward=[0.5, 2**60, -(2**53), 1e300])] == [
-        0.5,
-        2**60,
-        -(2**53),
-        1e300,
-    ]
+    exact_ones = [0.5, 2**60, -(2**53), 1e300]
+    assert [row["reward"] for row in _taken(many, reward=exact_ones)] == exact_ones
     assert _taken(many, observation=[[STAMP]] * 4)[3] == {"observation": [STAMP]}  # of whole numbers alone
 
 
@@ -264,14 +244,10 @@ def test_integers_that_a_batch_does_not_hold_are_refused() -> None:
         fill(store)
         fill(other)
         for dtypes in ({}, {"obs_continuous": "float32"}):
-            with pytest.raises(
-                DataError, match="obs_continuous: expected whole numbers that float64 represents exactly"
-            ):
+            with pytest.raises(DataError, match="obs_continuous: expected whole numbers that float64 represents"):
                 BatchSource(store, 4, 1, dtypes=dtypes)[0]
-        assert (
-            BatchSource(other, 4, 1, sampling="sequential")[0]["obs_continuous"].ravel().tolist()
-            == stamps.ravel().tolist()
-        )
+        found = BatchSource(other, 4, 1, sampling="sequential")[0]["obs_continuous"]
+        assert found.ravel().tolist() == stamps.ravel().tolist()
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])
@@ -322,25 +298,22 @@ def test_bytes_that_no_field_reads_are_any(tmp_path: Path) -> None:
 
 def test_nested_dicts_are_told_what_to_do() -> None:
     """The keys of a dict are no rows, be there as many as rows or not."""
-    parts = {"a": np.zeros((3, 2)), "b": np.zeros(3), "c": np.zeros(3)}
-    for count in (3, 5):
-        rows = {name: values[:count] for name, values in _rows().items()} | {"observation": parts}
-        with pytest.raises(
-            DataError, match=r"column 'observation': .* found a dict of \['a', 'b', 'c'\]; pass each part .*"
-        ):
-            DatasetStore().extend(rows)
+    parts, store = {"a": np.zeros((3, 2)), "b": np.zeros(3), "c": np.zeros(3)}, DatasetStore()
+    three = {name: values[:3] for name, values in _rows().items()}
     one = {name: values[0] for name, values in _rows().items()} | {"observation": {"a": 1.0, "b": [2.0]}}
-    for take in (lambda: DatasetStore().append(one), lambda: DatasetStore().extend([one])):
-        with pytest.raises(
-            DataError, match=r"give each part of the dict as a column of its own, such as 'observation\.a'"
-        ):
-            take()
-    for column in ("observation_image", "observation_discrete"):
-        with pytest.raises(
-            DataError, match=f"reads this column: give other values another name, such as '{column}_values'"
-        ):
-            DatasetStore().extend(_rows() | {column: np.zeros((4, 3))})
-    store = DatasetStore()
+    nested = r"column 'observation': .* found a dict of \['a', 'b', 'c'\]; pass each part .*"
+    own = r"give each part of the dict as a column of its own, such as 'observation\.a'"
+    named = "reads this column: give other values another name, such as '{}_values'"
+    for add, rows, message in (
+        (store.extend, three | {"observation": parts}, nested),
+        (store.extend, _rows() | {"observation": parts}, nested),
+        (store.append, one, own),
+        (store.extend, [one], own),
+        (store.extend, _rows() | {"observation_image": np.zeros((4, 3))}, named.format("observation_image")),
+        (store.extend, _rows() | {"observation_discrete": np.zeros((4, 3))}, named.format("observation_discrete")),
+    ):
+        with pytest.raises(DataError, match=message):
+            add(rows)
     store.append(plain_first_row() | {"metadata_parts": {"a": 1, "b": [2.0]}})
     assert store[0]["metadata_parts"] == {"a": 1, "b": [2.0]}
 
@@ -392,13 +365,8 @@ def test_a_store_that_is_dropped_is_gone() -> None:
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("values", [[[1.5, 2.0], [], [3.0]], [[1, 2], [], [3]]])
 def test_an_empty_list_in_a_padded_field_is_all_padding_however_it_comes(values: list[Any], many: bool) -> None:
-    columns = {
-        "action": [0] * 3,
-        "reward": [0.0] * 3,
-        "done": [0] * 3,
-        "observation": values,
-        "metadata_q_star": values,
-    }
+    columns: dict[str, Any] = {"action": [0] * 3, "reward": [0.0] * 3, "done": [0] * 3}
+    columns |= {"observation": values, "metadata_q_star": values}
     recorded, appended = DatasetStore().from_dataset(pa.table(columns)), DatasetStore()
     if many:
         appended.extend(columns)

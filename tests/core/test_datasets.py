@@ -51,6 +51,13 @@ def assert_holds(store: DatasetStore, rows: list[dict[str, Any]], **options: Any
             assert_same(source[index], windows(arrays, source.plan(index).starts, length), (length, index))
 
 
+def appended(rows: list[dict[str, Any]]) -> DatasetStore:
+    store = DatasetStore()
+    for row in rows:
+        store.append(row)
+    return store
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     return recorded()
@@ -59,16 +66,20 @@ def rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
     """The rows as `save_to_disk` leaves them, in three files."""
-    folder = tmp_path_factory.mktemp("saved")
-    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "data"), num_shards=3)
-    return folder / "data"
+    folder = tmp_path_factory.mktemp("saved") / "data"
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder), num_shards=3)
+    assert datasets.load_from_disk(str(folder)).data.column("action").num_chunks == 3
+    return folder
 
 
 @pytest.fixture(scope="module")
 def small_batches(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> datasets.Dataset:
     """The rows in one mapped file of record batches of 7."""
     path = tmp_path_factory.mktemp("small") / "small.arrow"
-    return datasets.Dataset.from_list(rows).map(lambda row: row, writer_batch_size=7, cache_file_name=str(path))
+    made = datasets.Dataset.from_list(rows).map(lambda row: row, writer_batch_size=7, cache_file_name=str(path))
+    assert made.cache_files
+    assert made.data.column("action").num_chunks == 9
+    return made
 
 
 WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
@@ -119,16 +130,6 @@ def test_what_datasets_makes_of_a_dataset(
     assert_holds(DatasetStore().from_dataset(dataset), wanted)
 
 
-def test_a_dataset_on_disk_is_mapped_in_many_record_batches(saved: Path, small_batches: datasets.Dataset) -> None:
-    """What the other tests take for granted of the files."""
-    assert small_batches.data.column("action").num_chunks == 9
-    assert small_batches.cache_files
-    dataset = datasets.load_from_disk(str(saved))
-    assert len(list(saved.glob("data-*.arrow"))) == 3
-    assert dataset.data.column("action").num_chunks == 3
-    assert dataset.cache_files
-
-
 @pytest.mark.parametrize(
     ("feature", "fits"),
     [
@@ -155,17 +156,14 @@ def test_encodings_of_one_value_type_fit_together(feature: Any, fits: bool) -> N
     assert_holds(store, rows)
 
 
-def test_other_fixed_width_is_padded_or_refused() -> None:
-    rows = [{"action": n, "reward": 0.5, "done": 0, "observation": [1.0 * n, 2.0]} for n in range(4)]
-    wide = [row | {"observation": [*row["observation"], 3.0]} for row in rows]
-    narrow = datasets.Dataset.from_list(rows).cast_column(
-        "observation", datasets.Sequence(datasets.Value("float64"), length=2)
-    )
-    wider = datasets.Dataset.from_list(wide).cast_column(
-        "observation", datasets.Sequence(datasets.Value("float64"), length=3)
-    )
-    store = DatasetStore(max_obs_continuous_dim=4).from_dataset(narrow).from_dataset(wider)
-    assert_holds(store, rows + wide, widths={"obs_continuous": 4})
+def test_other_fixed_width_is_padded() -> None:
+    store, rows = DatasetStore(max_obs_continuous_dim=4), []
+    for width in (2, 3):
+        made = [{"action": n, "reward": 0.5, "done": 0, "observation": [1.0 * n, 2.0, 3.0][:width]} for n in range(4)]
+        kind = datasets.Sequence(datasets.Value("float64"), length=width)
+        store.from_dataset(datasets.Dataset.from_list(made).cast_column("observation", kind))
+        rows += made
+    assert_holds(store, rows, widths={"obs_continuous": 4})
 
 
 @pytest.fixture
@@ -233,14 +231,6 @@ def test_a_column_that_is_null_throughout_is_absent(value: pa.Array, absent: boo
     assert ("time" in source[0]) is not absent
 
 
-def test_presence_is_decided_by_the_rows_of_the_snapshot() -> None:
-    table = pa.table({"action": [0] * 6, "reward": [0.0] * 6, "done": [0] * 6, "episode_step": [None] * 4 + [4, 5]})
-    store = DatasetStore().from_dataset(table)
-    assert "time" not in store.snapshot(4).spec
-    assert "time" in store.snapshot(5).spec
-    assert BatchSource(store.snapshot(5), 5, 1, sampling="last")[0]["time"].tolist() == [[-1, -1, -1, -1, 4]]
-
-
 def test_presence_is_decided_by_the_rows_behind_a_mapping() -> None:
     """Not by those of the table: the first value may be later, earlier, or not among them at all."""
     steps = [None] * 4 + [4, None, 6, 7]
@@ -259,6 +249,9 @@ def test_presence_is_decided_by_the_rows_behind_a_mapping() -> None:
         found: list[int] = source(chosen, rows, fields=["time"])[0]["time"][0].tolist()
         return found
 
+    store = DatasetStore().from_dataset(dataset)
+    assert ["time" in store.snapshot(rows).spec for rows in (4, 5)] == [False, True]
+    assert times([*range(8)], rows=5) == [-1, 4]
     assert times([7, 6, 4]) == [6, 4]
     assert times([0, 7]) == [-1, 7]
     assert times([6, 1, 2, 3, 5, 4]) == [-1, 4]
@@ -288,28 +281,29 @@ def test_required_fields_must_be_there(name: str) -> None:
         assert field in str(caught.value)
 
 
-def test_width_of_observations_from_the_type_or_the_first_row() -> None:
-    columns = {"action": [0, 0], "reward": [0.0, 0.0], "done": [0, 0]}
-    fixed = pa.table(columns | {"observation": pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float64(), 2))})
-    assert BatchSource(DatasetStore().from_dataset(fixed), 1, 1).spec["obs_continuous"].shape == (2,)
-    ragged = pa.table(columns | {"observation": [[1.0, 2.0, 3.0], [4.0]]})
-    source = BatchSource(DatasetStore().from_dataset(ragged), 2, 1, sampling="last")
-    assert source[0]["obs_continuous"].tolist() == [[[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]]
-    declared = BatchSource(DatasetStore(max_obs_continuous_dim=5).from_dataset(ragged), 2, 1, sampling="last")
-    assert declared[0]["obs_continuous"].tolist() == [[[1.0, 2.0, 3.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0, 0.0]]]
-    numbers = pa.table(columns | {"observation": [1.0, 2.0]})
-    source = BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(numbers), 2, 1, sampling="last")
-    assert source[0]["obs_continuous"].tolist() == [[[1.0, 0.0], [2.0, 0.0]]]
+@pytest.mark.parametrize(
+    ("values", "dim", "wanted"),
+    [
+        (pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float64(), 2)), None, [[1.0, 2.0]] * 2),
+        ([[1.0, 2.0, 3.0], [4.0]], None, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]),
+        ([[1.0, 2.0, 3.0], [4.0]], 5, [[1.0, 2.0, 3.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0, 0.0]]),
+        ([1.0, 2.0], 2, [[1.0, 0.0], [2.0, 0.0]]),
+    ],
+)
+def test_width_of_observations_from_the_type_or_the_first_row(values: Any, dim: int | None, wanted: Any) -> None:
+    table = pa.table({"action": [0, 0], "reward": [0.0, 0.0], "done": [0, 0], "observation": values})
+    source = BatchSource(DatasetStore(max_obs_continuous_dim=dim).from_dataset(table), 2, 1, sampling="last")
+    assert source[0]["obs_continuous"].tolist() == [wanted]
+    assert source.spec["obs_continuous"].shape == (len(wanted[0]),)
 
 
 def test_number_of_actions_from_q_star() -> None:
     columns = {"action": [0, 0, 2], "reward": [0.0] * 3, "done": [0] * 3}
     table = pa.table(columns | {"metadata_q_star": [None, [1.0, 2.0, 3.0], [4.0]]})
-    source = BatchSource(DatasetStore().from_dataset(table), 3, 1, sampling="last")
-    inf = np.inf
-    assert source[0]["q_star"].tolist() == [[[-inf] * 3, [1.0, 2.0, 3.0], [4.0, -inf, -inf]]]
-    source = BatchSource(DatasetStore(max_action_dim=4).from_dataset(table), 3, 1, sampling="last")
-    assert source[0]["q_star"].tolist() == [[[-inf] * 4, [1.0, 2.0, 3.0, -inf], [4.0, -inf, -inf, -inf]]]
+    for dim in (None, 4):
+        batch = BatchSource(DatasetStore(max_action_dim=dim).from_dataset(table), 3, 1, sampling="last")[0]
+        wanted = [[], [1.0, 2.0, 3.0], [4.0]]
+        assert batch["q_star"].tolist() == [[row + [-np.inf] * ((dim or 3) - len(row)) for row in wanted]]
 
 
 @pytest.mark.parametrize("value_type", [pa.float32(), pa.float64(), pa.int64()], ids=str)
@@ -374,34 +368,24 @@ def test_chosen_fields_and_dtypes() -> None:
     assert batch["reward"].astype(np.float32).tolist() == whole["reward"].tolist()
 
 
-def test_a_copied_folder_is_the_same_dataset(saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(saved, tmp_path / "copy")
-    one, other = (
-        DatasetStore().from_dataset(datasets.load_from_disk(str(path))) for path in (saved, tmp_path / "copy")
-    )
-    assert one.snapshot().fingerprint == other.snapshot().fingerprint
-    assert BatchSource(one, 4, 2).fingerprint == BatchSource(other, 4, 2).fingerprint
-
-
 def test_the_fingerprint_is_of_content_not_of_encoding(rows: list[dict[str, Any]], saved: Path, tmp_path: Path) -> None:
     on_disk = datasets.load_from_disk(str(saved))
     in_memory = datasets.Dataset.from_list(rows)
     parquet = tmp_path / "rows.parquet"
     pq.write_table(in_memory.data.table, parquet)
-    appended = DatasetStore()
-    for row in rows:
-        appended.append(row)
     in_parts = DatasetStore().from_dataset(on_disk.select(range(20)))
     for row in rows[20:31]:
         in_parts.append(row)
     in_parts.extend({name: [row[name] for row in rows[31:40]] for name in rows[0]})
     in_parts.from_dataset(in_memory.select(list(range(40, ROWS))))
+    shutil.copytree(saved, tmp_path / "copy")
     stores = [
         DatasetStore().from_dataset(on_disk),
+        DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "copy"))),
         DatasetStore().from_dataset(in_memory),
         DatasetStore().from_dataset(pq.read_table(parquet)),
         DatasetStore().from_dataset(on_disk.select(range(31))).from_dataset(on_disk.select(range(31, ROWS))),
-        appended,
+        appended(rows),
         in_parts,
     ]
     for store in stores:
@@ -503,9 +487,7 @@ def test_to_dataset_of_everything_together(rows: list[dict[str, Any]], saved: Pa
 
 def test_to_dataset_of_appended_rows_only() -> None:
     rows = recorded(2500)  # more than one block of memory
-    store = DatasetStore()
-    for row in rows:
-        store.append(row)
+    store = appended(rows)
     back = store.to_dataset()
     assert plain(back) == rows
     assert_holds(DatasetStore().from_dataset(back), rows)

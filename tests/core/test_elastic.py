@@ -1,6 +1,5 @@
 """Runs that stop with some processes and go on with others: one stream of whole batches, whatever their number."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,7 @@ from mouse_core import (
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.randomness import Key, Purpose
-from mouse_core.remote import Reaching
-from mouse_core.store.remote import upload
 from mouse_core.testing import example_store
-from tests.core.object_server import ObjectServer
 
 STORE = example_store(300)
 TABLE = pa.table(
@@ -163,27 +159,6 @@ def test_each_process_reads_its_own_rows_alone(count: int) -> None:
         found.append(counting.nbytes)
     whole = BatchSource(LONG, 16, 12, "sequential")
     assert found == [len(whole) * 12 * 16 * 24 // count] * count  # three columns of 8 bytes
-
-
-def test_processes_of_one_machine_fetch_each_byte_once(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    with DatasetStore.open(tmp_path / "store", "a") as store:
-        store.extend({name: TABLE[name].to_numpy() for name in TABLE.column_names})
-    options: dict[str, Any] = {"sequence_length": 16, "batch_size": 12, "sampling": "sequential", "digest": True}
-    with ObjectServer() as server:
-        upload(tmp_path / "store", "s3://data/runs", reaching=Reaching(storage_options=server.options))
-        told = {"storage_options": server.options, "cache": tmp_path / "cache", "cache_bytes": 16 << 20}
-        remote = [DatasetStore.open("s3://data/runs", **told) for _ in range(3)]
-        server.asked.clear()
-        digests = []
-        for rank, there in enumerate(remote):
-            with PrefetchBatchifier(there, shard=(rank, 3), **options) as loader:
-                digests += [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1:]
-        size = sum(one.size for path, one in server.objects.items() if path.endswith(".arrow"))
-        assert size / 2 < server.sent("segments") < 1.1 * size  # with what says where columns lie
-    with PrefetchBatchifier(DatasetStore.open(tmp_path / "store"), **options) as loader:
-        expected = [loader.digest for _ in range(len(loader)) if loader.next_batch()][-1]
-    assert sum(digests, StreamDigest()) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import gc
 import pickle
 import shutil
-import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from mouse_core.errors import ChangedError, ConfigError, DataError, StoreWarning
 from mouse_core.formats.verifying import verify
 from mouse_core.images import encode_png
 from mouse_core.remote import Reaching
-from mouse_core.remote.clients.objects import FolderClient
 from mouse_core.store.derived import DerivedStore, Previous
 from mouse_core.store.remote import upload
 from mouse_core.store.remote.files import ElsewhereSegment
@@ -188,17 +186,6 @@ def test_what_is_no_store_or_not_whole_is_said(server, options, written):
     server.put("data/runs/manifest.json", b"{}")
     with pytest.raises(DataError, match=r"s3://data/runs/manifest.json: expected the manifest .*; mouse upload"):
         DatasetStore.open("s3://data/runs", **options)
-
-
-def test_options_of_an_address_are_refused_for_a_folder(written, tmp_path):
-    for told in ({"cache": tmp_path}, {"storage_options": {}}, {"cache_bytes": 1 << 22}, {"fail": "retry"}):
-        with pytest.raises(ConfigError, match=f"^{next(iter(told))}=: expected an address, as s3://.*found the path"):
-            DatasetStore.open(written, **told)
-        with pytest.raises(ConfigError, match="expected an address"):
-            formats.open(written, **told)
-    for cache in ("s3://data/cache", 5):
-        with pytest.raises(ConfigError, match=f"^cache: expected a folder of this machine, found .*{cache}"):
-            DatasetStore.open("s3://data/runs", cache=cache)
 
 
 def test_rows_that_were_not_sealed_are_missed_aloud(server, options, tmp_path):
@@ -424,28 +411,15 @@ def test_checksums_are_few_bytes_and_damaged_ones_in_the_cache_are_read_again(se
     assert len({path.read_bytes() for path in kept} - {b""}) == 2
 
 
-def test_options_of_writers_are_refused_for_an_address(options):
+def test_options_of_folders_and_of_addresses_are_told_apart(options, written, tmp_path):
     for name, value in {"sync": "append", "max_rows": 100, "max_bytes": 1 << 20, "layout": "windows"}.items():
         with pytest.raises(ConfigError, match=rf"rows at an address are read-only, found \['r', '{name}='\]"):
             DatasetStore.open("s3://data/runs", **{name: value}, **options)
-
-
-def test_checksums_of_several_files_are_asked_for_at_once(server, options, folder, monkeypatch):
-    server.put_folder("data/runs", folder)
-    rows, calls = DatasetStore.open(URL, **options)._rows, []
-    get_all = FolderClient.get_all
-    monkeypatch.setattr(FolderClient, "get_all", lambda self, *asked: calls.append(asked) or get_all(self, *asked))
-    both = [one.trailer for one in rows._files.values()]
-    # One that is being found, or is known, is not asked for; nor is a single one, which finds itself.
-    lock = threading.Thread(target=both[0]._lock.acquire)
-    lock.start()
-    lock.join()
-    both[0].find(both)
-    assert calls == []
-    both[0]._lock = threading.RLock()
-    both[0].find(both)
-    both[1].find(both)
-    assert [len(wanted) for wanted, _ in calls] == [2]
-    assert both[1].read() is both[1].read()
-    for one in rows._files.values():
-        assert len(one.trailer()) == -(-one.info.size // 4096)
+    for told in ({"cache": tmp_path}, {"storage_options": {}}, {"cache_bytes": 1 << 22}, {"fail": "retry"}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(told))}=: expected an address, as s3://.*found the path"):
+            DatasetStore.open(written, **told)
+        with pytest.raises(ConfigError, match="expected an address"):
+            formats.open(written, **told)
+    for cache in ("s3://data/cache", 5):
+        with pytest.raises(ConfigError, match=f"^cache: expected a folder of this machine, found .*{cache}"):
+            DatasetStore.open("s3://data/runs", cache=cache)

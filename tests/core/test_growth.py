@@ -149,21 +149,6 @@ def test_what_is_growth() -> None:
         assert later.grown_from(earlier) is None
 
 
-def test_the_time_does_not_grow_with_the_rows_before() -> None:
-    """What is known of chunks is shared by the sources of snapshots that rows are appended to, and not copied."""
-    table = pa.table({"action": np.zeros(3000, int), "reward": np.zeros(3000), "done": np.zeros(3000, int)})
-    chunks = pa.Table.from_batches(table.to_batches(max_chunksize=10))
-    store = DatasetStore().from_dataset(chunks)
-    sources = [BatchSource(store, 4, 4)]
-    sources[0][0]
-    for number in range(40):
-        store.append({"action": number % 2, "reward": 1.0, "done": 0})
-        sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
-        sources[-1][number]
-    tables = {id(source._pipeline._chunks.table) for source in sources}  # type: ignore[union-attr]
-    assert len(tables) == 2
-
-
 def test_followers_in_other_threads() -> None:
     """One thread appends and takes snapshots while others draw from the sources that it made, old and new ones."""
     store = a_store()
@@ -191,25 +176,6 @@ def test_followers_in_other_threads() -> None:
             index += 1
 
     together([append, *(partial(read, step) for step in (0, 1, 3))])
-
-
-def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() -> None:
-    """Not as many as were copied ahead: with a new snapshot for every batch that would be work for nothing."""
-    store = a_store()
-    for number in range(200):
-        store.append(a_row(number % 200))
-    source = BatchSource(store, 8, 4, fields=["action", "done"])
-    index = 0
-    planned = []
-    for taken in (20, 1, 1, 12, 5, 1, 1):
-        store.append(a_row(index))
-        source = source.with_snapshot(store.snapshot(), epoch_start=index)
-        for number in range(taken):
-            source[index]
-            index += 1
-            if not number:
-                planned.append(len(source._pipeline.blocks.kept[0].sizes))
-    assert planned == [1, 20, 1, 1, 12, 5, 1]
 
 
 def test_codes_of_appended_vectors_are_looked_at() -> None:

@@ -1,4 +1,7 @@
-"""What was promised is there after a power cut at any moment, and nothing that is there is torn."""
+"""What was promised is there after a power cut at any moment, and nothing that is there is torn.
+
+``tests.simulate`` cuts the power of stores, mapped rows, rollouts and logs.
+"""
 
 import errno
 import os
@@ -13,36 +16,30 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import ConfigError, DatasetStore, StateError, StorageError, formats
+from mouse_core import ConfigError, DatasetStore, StorageError, formats
 from mouse_core.files import writing
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.formats import RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.ted import write_ted
-from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, open_rollouts
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from tests.core import golden
-from tests.core.groups_cases import group
 from tests.core.power_cut import Disk
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="files are told by their descriptors")
 
 
-def test_the_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
+def test_the_disk_forgets_what_was_not_synced(disk: Disk) -> None:
     """The other tests can fail: a file that is not synced is torn, a name that is not synced is not there."""
-    root = tmp_path / "disk"
-    root.mkdir()
-    disk = Disk(root)
+    root = disk.root
     with disk.watched():
         (root / "beside").write_bytes(b"12345678")
         os.replace(root / "beside", root / "torn")
         (root / "lost").write_bytes(b"1234")
-        file = os.open(root / "lost", os.O_RDONLY)
-        os.fsync(file)
-        os.close(file)
-        folder = os.open(root, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        for path in (root / "lost", root):
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.close(file)
     after_replace, after_file, after_folder = (moment.found for moment in disk.moments)
     assert after_replace == ({}, {"torn": b"1234"})
     assert after_file == ({}, {"torn": b"1234", "lost": b"1234"})
@@ -116,6 +113,16 @@ def test_without_locks_nobody_knows_what_is_left_over(
     assert not left.exists()
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    (tmp_path / "disk").mkdir()
+    return Disk(tmp_path / "disk")
+
+
+def full(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def buffer_of(rows: int) -> ReplayBuffer:
     buffer = ReplayBuffer(ArrayStorage(50))
     if rows:
@@ -123,13 +130,10 @@ def buffer_of(rows: int) -> ReplayBuffer:
     return buffer
 
 
-def test_checkpoints(tmp_path: Path) -> None:
-    root = tmp_path / "disk"
-    root.mkdir()
-    disk = Disk(root)
+def test_checkpoints(disk: Disk, tmp_path: Path) -> None:
     with disk.watched():
         for rows in (5, 20, 3):
-            buffer_of(rows).dumps(root / "saved")
+            buffer_of(rows).dumps(disk.root / "saved")
             disk.promise(rows)
     for moment, machine in disk.machines(tmp_path / "machines"):
         order = [0, 5, 20, 3]
@@ -140,70 +144,6 @@ def test_checkpoints(tmp_path: Path) -> None:
         assert order.index(len(buffer)) in (at_least, at_least + 1), moment.change
         buffer.dumps(machine / "saved")
         assert os.listdir(machine) == ["saved"], f"{moment.change}: what was left over is removed"
-
-
-def test_rollouts(tmp_path: Path) -> None:
-    root = tmp_path / "disk"
-    root.mkdir()
-    disk = Disk(root)
-
-    def opened(folder: Path) -> RolloutBuffer:
-        maker = GrpoBatchMaker(rng_seed=1)
-        return RolloutBuffer(folder / "runs" / "rollouts", group_size=4, seal_timeout=1e6, batch_maker=maker)
-
-    given = {item.rollout_uid: item for first in (0, 10) for item in group(first, 6, example=str(first))}
-    with disk.watched():
-        for first in (0, 10):
-            with opened(root) as buffer:
-                added = group(first, 6, example=str(first))
-                buffer.add_rollouts(added[:5])
-                disk.promise(("added", [item.rollout_uid for item in added[:5]]))
-                batch = buffer.create_and_store_batch(3)
-                if batch is not None:
-                    disk.promise(("batch", [batch, [item.rollout_uid for item in buffer.read_batch(batch)]]))
-                buffer.add_rollouts(added[5:])
-                disk.promise(("added", [added[5].rollout_uid]))
-                buffer.flush()
-                disk.promise(("sealed", sorted(buffer.rollouts().uids)))
-    assert any(what == "batch" for what, _ in disk.moments[-1].promised)
-    for moment, machine in disk.machines(tmp_path / "machines"):
-        with opened(machine) as buffer:
-            used = [item.rollout_uid for name in buffer.batches for item in buffer.read_batch(name)]
-            assert len(used) == len(set(used)), moment.change
-            for what, about in moment.promised:
-                if what == "batch":
-                    assert [item.rollout_uid for item in buffer.read_batch(about[0])] == about[1], moment.change
-                elif what == "added":
-                    assert all(uid in buffer for uid in about), moment.change
-                else:
-                    assert set(about) <= set(buffer.rollouts().uids), moment.change
-            buffer.flush()
-        stored = list(open_rollouts(machine / "runs" / "rollouts"))
-        assert all(item == given[item.rollout_uid] for item in stored), moment.change
-        assert not list(machine.rglob("*.partial"))
-
-
-def test_mapped_rows_are_refused_or_as_they_were(tmp_path: Path) -> None:
-    """They are promised to outlive a process only."""
-    root = tmp_path / "disk"
-    root.mkdir()
-    disk = Disk(root)
-    with disk.watched():
-        for _ in range(2):
-            storage = MemmapStorage(30, root / "rows")
-            storage.append({"a": np.arange(100, 120), "text": [str(number) * 9 for number in range(100, 120)]})
-            storage.put(np.array([3, 4]), {"a": np.array([103, 104]), "text": ["x", "y"]})
-            storage.close()
-    assert len(disk.moments) > 5
-    refused = 0
-    for moment, machine in disk.machines(tmp_path / "machines"):
-        try:
-            storage = MemmapStorage(30, machine / "rows")
-            rows = storage.get(np.arange(len(storage))) if len(storage) else {"a": np.arange(100, 100)}
-            assert set(rows["a"].tolist()) <= {*range(100, 120)}, moment.change
-        except StateError:
-            refused += 1
-    assert refused < len(disk.moments)
 
 
 @pytest.fixture(scope="module")
@@ -229,14 +169,12 @@ EACH = ["saved", "converted", pytest.param("parts", marks=pytest.mark.slow), "on
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: Path) -> None:
-    root = tmp_path / "disk"
-    root.mkdir()
-    disk, write = Disk(root), WRITERS[name]
+def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, disk: Disk, tmp_path: Path) -> None:
+    write = WRITERS[name]
     with disk.watched():
-        write(rows, root / "deep" / name)
+        write(rows, disk.root / "deep" / name)
         disk.promise("written")
-    whole = formats.open(root / "deep" / name).digest()
+    whole = formats.open(disk.root / "deep" / name).digest()
     begun = 0
     for moment, machine in disk.machines(tmp_path / "machines"):
         path = machine / "deep" / name
@@ -253,9 +191,6 @@ def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: P
 def test_a_full_disk_leaves_no_part_of_a_dataset(
     name: str, rows: RowStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any, **options: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     for fails_at in ("fsync", "replace", "mkdir"):
         with monkeypatch.context() as patch:
             patch.setattr(os, fails_at, full)
@@ -317,9 +252,6 @@ def test_leftovers_of_writers_that_died_are_removed(rows: RowStream, tmp_path: P
 def test_a_full_disk_names_the_path_and_loses_nothing(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any, **options: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     storage = MemmapStorage(30, tmp_path / "rows")
     with monkeypatch.context() as patch:
         patch.setattr(os, fails_at, full)

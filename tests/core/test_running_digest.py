@@ -17,10 +17,7 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.prefetch import Delivery, Loader
 from mouse_core.ranks import Ranks
-from mouse_core.replay import (
-    ArrayStorage,
-    ReplayBuffer,
-)
+from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.rollouts import RolloutStorage
 from mouse_core.testing import example_columns, example_store, stream_digest
 
@@ -50,12 +47,6 @@ def run(loader: Any, n: int) -> StreamDigest:
         for _ in range(n):
             loader.next_batch()
         return loader.digest
-
-
-def run_state(loader: Any) -> dict[str, Any]:
-    run(loader, 2)
-    state: dict[str, Any] = loader.state_dict()
-    return state
 
 
 @given(ARRAYS, ARRAYS)
@@ -125,26 +116,22 @@ def test_rows_of_differing_length_texts_and_nested_fields_can_be_digested() -> N
     assert one(np.array(["a", "bcd"])) == one(np.array(["a"])) + StreamDigest.of(3, {"x": np.array(["bcd"])}, 1)
 
 
-def test_what_cannot_be_digested_is_refused() -> None:
-    with pytest.raises(DataError, match="fields with equal numbers of rows"):
-        StreamDigest.of(0, {"x": np.zeros(3), "y": np.zeros(4)})
-    with pytest.raises(TypeError, match="array of numbers or texts"):
-        StreamDigest.of(0, {"x": np.zeros(3, "M8[s]")})
-
-
-def test_an_object_is_refused_with_its_place_and_what_to_do() -> None:
+def test_what_cannot_be_digested_is_refused_with_its_place() -> None:
     @dataclasses.dataclass
     class Made:
         x: Any
 
+    with pytest.raises(DataError, match="fields with equal numbers of rows"):
+        StreamDigest.of(0, {"x": np.zeros(3), "y": np.zeros(4)})
+    with pytest.raises(TypeError, match="array of numbers or texts"):
+        StreamDigest.of(0, {"x": np.zeros(3, "M8[s]")})
     rows = np.empty(2, object)
     rows[:] = [Made(1), Made(2)]
     batches = (Made(np.ones(3)), "place of the batch"), ({"next": {"a": Made(1)}}, "next/a"), ({"a": rows}, "in a;")
     for batch, place in (*batches, ({"a": [Made(1)]}, "in a;"), ({"a": [[{}]]}, "row")):
         with pytest.raises(TypeError, match=rf"(?s)texts, found \w+ .*{place}.*vars"):
             StreamDigest.of(0, batch)
-    made = Made(np.ones(3))
-    assert StreamDigest.of(0, vars(made)) == StreamDigest.of(0, {"x": np.ones(3)})
+    assert StreamDigest.of(0, vars(Made(np.ones(3)))) == StreamDigest.of(0, {"x": np.ones(3)})
 
 
 @pytest.mark.parametrize("value", [0.5, 3, True, "pick", np.float32(0.5), np.array(7)], ids=repr)
@@ -187,7 +174,7 @@ def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
         options = options | {"augment": MASKED}
     source = BatchSource(store, 8, 12, **options)
     expected = sum((StreamDigest.of(index, source[index]) for index in range(9)), StreamDigest())
-    for workers in (0, 1, 2, 3):
+    for workers in (0, 2):
         made = PrefetchBatchifier(store, 8, 12, num_workers=workers, digest=True, **options)
         assert run(made, 9) == expected
     for count in (2, 3, 4):
@@ -203,7 +190,7 @@ AROUND: dict[str, Any] = {"windows": {"reward": [-1, 0, 1]}, "boundary": "episod
     [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}, AROUND, AROUND | {"sequence_length": None}],
     ids=["", "ends", "views", "around steps", "around rows"],
 )
-@pytest.mark.parametrize("count", [2, 5, 7])
+@pytest.mark.parametrize("count", [2, 5])
 def test_what_fills_up_uneven_shards_does_not_count(count: int, more: dict[str, Any]) -> None:
     store = DatasetStore()
     store.extend(example_columns(8 * (12 + 6)))
@@ -242,6 +229,11 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
         shard.load_state_dict(state)
     assert [shard.digest for shard in shards] == [part, StreamDigest()]
     assert sum((run(shard, 6) for shard in shards), StreamDigest()) == whole
+    with loader() as unchanged:
+        before = unchanged.state_dict()
+        with pytest.raises(StateError, match="digest"):
+            unchanged.load_state_dict(state | {"digest": {"total": "?", "windows": 1}})
+        assert unchanged.state_dict() == before
     with PrefetchBatchifier(store, 8, 4) as plain:
         plain.load_state_dict(state)
         assert "digest" not in plain.state_dict()
@@ -249,7 +241,7 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
             _ = plain.digest
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (2, 1), (3, 4), (4, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 4)])
 def test_before_and_after_add_up_whoever_saved_the_state(before: int, after: int) -> None:
     def begun(count: int) -> list[Any]:
         shards = [(rank, count) for rank in range(count)]
@@ -283,7 +275,9 @@ def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:
         run(loader, 2)
         states.append(loader.state_dict())
     plain = {name: value for name, value in states[1].items() if name != "digest"}
-    of_one = run_state(PrefetchBatchifier(example_store(), 8, 4, digest=True))
+    alone = PrefetchBatchifier(example_store(), 8, 4, digest=True)
+    run(alone, 2)
+    of_one = alone.state_dict()
     assert whole_state(states) == of_one == whole_state([of_one])
     bad: list[tuple[Any, str]] = [
         ([], "found none"),
@@ -315,15 +309,6 @@ def test_of_a_sharding_over_processes_the_ranks_say_whose_rows_are_digested() ->
             found.append(loader.state_dict())
             loader.load_state_dict(found[-1])
             assert loader.digest == StreamDigest()
-
-
-def test_a_damaged_digest_leaves_the_loader_as_it_was() -> None:
-    with PrefetchBatchifier(example_store(), 8, 4, digest=True) as loader:
-        loader.next_batch()
-        before = loader.state_dict()
-        with pytest.raises(StateError, match="digest"):
-            loader.load_state_dict(before | {"next_index": 7, "digest": {"total": "?", "windows": 1}})
-        assert loader.state_dict() == before
 
 
 def test_a_digest_goes_on_over_a_refresh() -> None:
@@ -378,13 +363,9 @@ def read(storage: RolloutStorage, recurrent: bool = False) -> list[StreamDigest]
     return [batch.digest(index) for index, batch in enumerate(make(2, 3))]
 
 
-def test_a_mini_batch_of_fields_only_is_digested_as_a_mapping() -> None:
-    batches = list(rollout().mini_batch_generator(4, 2))
-    expected = [StreamDigest.of(index, one) for index, one in enumerate(batches)]
-    assert [one.digest(index) for index, one in enumerate(batches)] == expected
-
-
 def test_what_is_beside_the_fields_of_a_mini_batch_counts() -> None:
+    batches = list(rollout().mini_batch_generator(4, 2))  # a batch of fields only is digested as a mapping
+    assert [one.digest(index) for index, one in enumerate(batches)] == list(map(StreamDigest.of, range(8), batches))
     amp = {"amp_obs_extractor": lambda obs: obs[..., :1], "amp_ref_obs_extractor": lambda ref: ref[0]}
     storages = [
         rollout(),
@@ -394,10 +375,8 @@ def test_what_is_beside_the_fields_of_a_mini_batch_counts() -> None:
         rollout(amp_cfg=amp),
     ]
     rows = [read(storage)[0] for storage in storages]
-    rows += [
-        next(iter(rollout().mini_batch_generator(2, histories={"observations": length}))).digest(0)
-        for length in (1, 2, 3)
-    ]
+    for length in (1, 2, 3):
+        rows.append(next(iter(rollout().mini_batch_generator(2, histories={"observations": length}))).digest(0))
     assert len(set(rows)) == len(rows)
     assert {one.windows for one in rows} == {10}
     # The same fields with another mask: trajectories of one length, of which an end is the only difference.

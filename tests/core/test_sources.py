@@ -9,6 +9,7 @@ import pytest
 from mouse_core import BatchSource, ConfigError, FieldSpec, PrefetchBatchifier, Spec, StateError
 from mouse_core.testing import SourceConformance, example_store
 from tests.core.faults import wrong
+from tests.core.oracle import assert_same
 
 SPEC = Spec({name: FieldSpec(name, np.dtype(np.int64), shape) for name, shape in (("a", ()), ("b", (2,)))}, "arrived")
 
@@ -47,20 +48,9 @@ class Counting(Numbers):
         return super().__getitem__(self.asked)
 
 
-class Sharing(Numbers):
-    """Batches in memory of which there is one."""
-
-    def __init__(self) -> None:
-        self.memory = np.zeros((4, 2), np.int64)
-
-    def __getitem__(self, index: int) -> Any:
-        self.memory[...] = index
-        return {**super().__getitem__(index), "a": self.memory}
-
-
 # A cache, and memory, that all sources have in common.
-_cached = lru_cache(lambda index: Numbers()[index])
 _memory = np.zeros((4, 2), np.int64)
+_cached = lru_cache(lambda index: Numbers()[index])
 
 
 def _shared(index: int) -> Any:
@@ -73,9 +63,6 @@ def _finite(self: Numbers, right: Any, index: int) -> Any:
     if index >= len(self):
         raise IndexError(index)
     return right(index)
-
-
-_memory = np.zeros((4, 2), np.int64)
 
 
 class OthersWindows(BatchSource):
@@ -94,7 +81,6 @@ class OthersWindows(BatchSource):
     [
         (OthersWindows, "test_packed_windows_lie_where_it_says"),
         (Counting, "test_a_batch_is_a_function_of_its_number"),
-        (Sharing, "test_batches_are_the_callers"),
         (wrong(Numbers, __getitem__=lambda self, right, index: dict(_cached(index))), "test_batches_are_the_callers"),
         (
             wrong(Numbers, __getitem__=lambda self, right, index: {**right(index), "a": _shared(index)}),
@@ -139,16 +125,12 @@ def test_states_of_others_change_nothing(change: dict[str, Any]) -> None:
 
 def test_a_batch_source_is_taken_as_it_is() -> None:
     """With its seed and its shard, and a state that is that of a loader over its snapshot."""
-    store = example_store()
-    source = BatchSource(store, 8, 4, seed=5, shard=(1, 2))
-    with (
-        PrefetchBatchifier(source) as loader,
-        PrefetchBatchifier(store.snapshot(), 8, 4, seed=5, shard=(1, 2)) as other,
-    ):
+    store, options = example_store(), {"seed": 5, "shard": (1, 2)}
+    source = BatchSource(store, 8, 4, **options)
+    with PrefetchBatchifier(source) as loader, PrefetchBatchifier(store.snapshot(), 8, 4, **options) as other:
         assert loader.source is source
         for _ in range(4):
-            batch, expected = loader.next_batch(), other.next_batch()
-            assert all(np.array_equal(batch[name], expected[name], equal_nan=True) for name in expected)
+            assert_same(loader.next_batch(), other.next_batch())
         assert loader.state_dict() == other.state_dict()
 
 
