@@ -1,10 +1,10 @@
 """Stores on disk whose process is killed at any moment of its life, again and again, as a program of its own.
 
 A life is a forked child that opens a folder, appends, extends, flushes, takes datasets, clears, saves and closes at
-random, and says what was acknowledged. Half of them kill themselves at one of the calls that change files, or in the
-middle of a write; the others are sent a signal after some milliseconds, wherever they are. Nothing is undone by Python
-where that is SIGKILL, as it mostly is. At SIGINT a child goes on with the same store, as whoever sits at a prompt does,
-and at SIGTERM it closes it. A folder goes through several lives, and is looked at after each, by a process of its own.
+random, and says what was acknowledged. It is sent a signal after some milliseconds, wherever it is (``tests.simulate``
+kills at calls of the system). Nothing is undone by Python where that is SIGKILL, as it mostly is. At SIGINT a child
+goes on with the same store, as whoever sits at a prompt does, and at SIGTERM it closes it. A folder goes through
+several lives, and is looked at after each, by a process of its own.
 
     python -m tests.core.store_crash --kills 10000
 """
@@ -28,21 +28,8 @@ from typing import Any
 
 from mouse_core import DatasetStore, formats
 from tests.core.disk_cases import KINDS, check_batches, leftovers, numbers_in, row_of, rows_of, table_of
-from tests.core.killing import dies_of_threads, forked, killed_at
+from tests.core.killing import dies_of_threads, forked
 
-STEPS = (
-    "write",
-    "pwrite",
-    "replace",
-    "rename",
-    "fsync",
-    "fdatasync",
-    "unlink",
-    "ftruncate",
-    "posix_fallocate",
-    "mkdir",
-    "open",
-)
 SYNC = ("none", "flush", "append")
 SIGNALS = {signal.SIGKILL: "kills", signal.SIGINT: "interrupts", signal.SIGTERM: "terminations"}
 """What a child is sent, and what it is counted as beside being a kill."""
@@ -214,7 +201,7 @@ def _terminated(*_: Any) -> None:
     raise Terminated
 
 
-def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool) -> int:
+def begin(folder: Path, life: Life, told: Path, seed: int) -> int:
     """A life in a child of its own; its process."""
 
     def work() -> None:
@@ -230,8 +217,6 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
         program = Program(folder, life, random.Random(seed), say, following=life.begun)
         try:
             file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            if step:
-                killed_at(STEPS, step, half)
             program.run(60)
         except (KeyboardInterrupt, Terminated):
             pass  # before it had begun
@@ -369,22 +354,14 @@ def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = 
 def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at: int) -> str:
     """One life and what is found behind it; the fault, if there is one."""
     told, said = folder.parent / f"told-{at}", folder.parent / f"fault-{at}"
-    by_step = rng.random() < 0.5
-    step = int(rng.expovariate(1 / 40)) + 1 if by_step else 0
-    pid = begin(folder, life, told, rng.getrandbits(32), step, rng.random() < 0.5)
-    status, sent = None, signal.SIGKILL
-    if not by_step:
-        wait, begun = rng.random() * 0.06, time.monotonic()
-        # The clock runs from the first call on.
-        while not told.exists() and status is None and time.monotonic() - begun < 2:
-            time.sleep(0.001)
-            status = _ended(pid)
-        time.sleep(wait)
-        status = _ended(pid) if status is None else status
-        if status is None:
-            sent = rng.choices(list(SIGNALS), (4, 1, 1))[0]
-            os.kill(pid, sent)
-    status = os.waitpid(pid, 0)[1] if status is None else status
+    pid = begin(folder, life, told, rng.getrandbits(32))
+    wait, begun = rng.random() * 0.06, time.monotonic()
+    sent = rng.choices(list(SIGNALS), (4, 1, 1))[0]
+    while not told.exists() and time.monotonic() - begun < 2:  # the clock runs from the first call on
+        time.sleep(0.001)
+    time.sleep(wait)
+    os.kill(pid, sent)  # until it is waited for, a child that has ended keeps its number
+    status = os.waitpid(pid, 0)[1]
     if os.WIFEXITED(status) and status:
         return "refused: the child ended by an error, see above"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
@@ -409,12 +386,6 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
     if said.exists():
         return said.read_text()
     return "refused: a thread of the check ended by an error, see above" if status else ""
-
-
-def _ended(pid: int) -> int | None:
-    """The status of a child; None while it lives."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return status if ended else None
 
 
 def _known(folder: Path, life: Life, file: Path) -> Life:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections import OrderedDict, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,35 +251,34 @@ def test_integers_that_a_batch_does_not_hold_are_refused() -> None:
         assert found.ravel().tolist() == stamps.ravel().tolist()
 
 
+EMPTY_FIRST: list[list[Any]] = [
+    [[], [1.0, 2.0], []],
+    [[], ["a"], None],
+    [None, [], [1]],
+    [[[]], [[1]], []],
+    [[None], [1], []],
+    [[], [{"a": 1}], []],
+    [[], [], None],
+]
+
+
 @pytest.mark.parametrize("where", ["memory", "folder"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        [[], [1.0, 2.0], []],
-        [[], ["a"], None],
-        [None, [], [1]],
-        [[[]], [[1]], []],
-        [[None], [1], []],
-        [[], [{"a": 1}], []],
-        [[], [], None],
-    ],
-)
-def test_a_first_value_of_nothing_bars_no_others(values: list[Any], where: str, tmp_path: Path) -> None:
-    rows = [{**plain_first_row(), "metadata_boxes": value} for value in values]
-    for way in ("one by one", "together", "after another"):
+def test_a_first_value_of_nothing_bars_no_others(where: str, tmp_path: Path) -> None:
+    columns = {f"metadata_{number}": values for number, values in enumerate(EMPTY_FIRST)}
+    rows = [plain_first_row() | {name: values[row] for name, values in columns.items()} for row in range(3)]
+    for way, cuts in {"one by one": (0, 1, 2, 3), "together": (0, 3), "after another": (0, 1, 3)}.items():
         store = DatasetStore() if where == "memory" else DatasetStore.open(tmp_path / way, "a")
-        if way == "together":
-            store.extend(rows)
-        else:
-            for begin, end in [(0, 1), (1, 3)] if way == "after another" else [(0, 1), (1, 2), (2, 3)]:
-                store.extend(rows[begin:end]) if way == "after another" else store.append(rows[begin])
-        assert [row["metadata_boxes"] for row in store] == values
-        assert store.to_dataset()["metadata_boxes"][:] == values
+        for begin, end in pairwise(cuts):
+            store.append(rows[begin]) if way == "one by one" else store.extend(rows[begin:end])
+        made = store.to_dataset()
+        for name, values in columns.items():
+            assert [row[name] for row in store] == made[name][:] == values
         if where == "folder":
             store.close()
             with DatasetStore.open(tmp_path / way, "a") as again:
                 again.extend(rows)
-                assert [row["metadata_boxes"] for row in again] == values * 2
+                for name, values in columns.items():
+                    assert [row[name] for row in again] == values * 2
 
 
 def test_bytes_that_no_field_reads_are_any(tmp_path: Path) -> None:

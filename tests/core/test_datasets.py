@@ -42,7 +42,7 @@ def assert_holds(store: DatasetStore, rows: list[dict[str, Any]], **options: Any
     """The store's windows, at several lengths, are those of the rows."""
     assert len(store) == len(rows)
     arrays = field_arrays(rows, **options)
-    for length in {1, min(7, len(rows)), len(rows)}:
+    for length in {min(7, len(rows)), len(rows)}:
         count = len(rows) // length
         source = BatchSource(store, length, count, sampling="last")
         assert_same(source[0], windows(arrays, last_starts(len(rows), length, count), length), length)
@@ -84,37 +84,24 @@ def small_batches(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str,
 
 WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
     "as it is": lambda ds: ds,
-    "range": lambda ds: ds.select(range(11, 53)),
-    "list": lambda ds: ds.select([5, 4, 4, 59, 0, 17, 18, 19, 20, 21, 22]),
-    "shuffled": lambda ds: ds.shuffle(seed=3),
     "filtered": lambda ds: ds.filter(lambda row: row["action"] != 2),
-    "sorted": lambda ds: ds.sort("reward"),
-    "shard": lambda ds: ds.shard(num_shards=3, index=1),
     "scattered shard": lambda ds: ds.shard(num_shards=3, index=1, contiguous=False),
     "chained": lambda ds: (
         ds.shuffle(seed=1).select(range(5, 50)).filter(lambda row: row["done"] == 0).select(range(3, 20))
     ),
-    "range of a range": lambda ds: ds.select(range(11, 53)).select(range(4, 30)),
     "flattened": lambda ds: ds.shuffle(seed=3).flatten_indices(),
     "twice": lambda ds: datasets.concatenate_datasets([ds, ds.shuffle(seed=2), ds.select(range(3))]),
     "mapped": lambda ds: ds.map(lambda row: {"reward": -row["reward"]}),
-    "columns chosen": lambda ds: ds.remove_columns(["xformed_reward", "note"]),
     "columns joined": lambda ds: datasets.concatenate_datasets(
-        [ds.remove_columns(["observation"]), ds.select_columns(["observation"])], axis=1
+        [ds.remove_columns(["observation", "note"]), ds.select_columns(["observation"])], axis=1
     ),
-    "formatted": lambda ds: ds.with_format("numpy"),
     "formatted columns": lambda ds: ds.with_format("numpy", columns=["action"]),
-    "renamed": lambda ds: ds.rename_column("observation_discrete", "observation_2").rename_column(
-        "observation_2", "observation_discrete"
-    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # what `sort` does
 @pytest.mark.parametrize(
     ("where", "way"),
-    [(where, way) for where in ("memory", "three files") for way in ("as it is", "shuffled", "chained", "twice")]
-    + [("small batches", way) for way in WAYS],
+    [("memory", "chained"), ("three files", "twice"), *(("small batches", way) for way in WAYS)],
 )
 def test_what_datasets_makes_of_a_dataset(
     rows: list[dict[str, Any]], saved: Path, small_batches: datasets.Dataset, where: str, way: str
@@ -189,8 +176,8 @@ def splits() -> datasets.DatasetDict:
 )
 def test_splits(splits: datasets.DatasetDict, options: dict[str, Any], taken: list[str]) -> None:
     wanted = [row for name in taken for row in splits[name]]
-    assert_holds(DatasetStore().from_dataset(splits, **options), wanted)
-    assert_holds(DatasetStore().from_dataset(dict(splits), **options), wanted)
+    for given in (splits, dict(splits)):
+        assert DatasetStore().from_dataset(given, **options)[:] == wanted
 
 
 def test_a_refused_dict_adds_no_split(splits: datasets.DatasetDict) -> None:
@@ -263,22 +250,21 @@ def test_presence_is_decided_by_the_rows_behind_a_mapping() -> None:
     assert source([3, 2, 7, 5]).spec["q_star"].shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["xformed_reward", "metadata_q_star", "observation", "episode_step"])
+@pytest.mark.parametrize("name", ["metadata_q_star", "observation", "episode_step"])
 def test_required_fields_must_be_there(name: str) -> None:
     field = {"metadata_q_star": "q_star", "observation": "obs_continuous", "episode_step": "time"}.get(name, name)
     rows = recorded(8)
-    there = DatasetStore().from_dataset(datasets.Dataset.from_list(rows))
+    there = DatasetStore().from_dataset(pa.Table.from_pylist(rows))
     assert field in BatchSource(there, 2, 2, required_fields=[field])[0]
     for missing in (
         [{key: row[key] for key in row if key != name} for row in rows],
         [row | {name: None} for row in rows],
     ):
-        store = DatasetStore().from_dataset(datasets.Dataset.from_list(missing))
+        store = DatasetStore().from_dataset(pa.Table.from_pylist(missing))
         assert field not in BatchSource(store, 2, 2)[0]
-        with pytest.raises(KeyError) as caught:
+        with pytest.raises(MissingFieldError, match=field) as caught:
             BatchSource(store, 2, 2, required_fields=[field])
-        assert isinstance(caught.value, MissingFieldError)
-        assert field in str(caught.value)
+        assert isinstance(caught.value, KeyError)
 
 
 @pytest.mark.parametrize(

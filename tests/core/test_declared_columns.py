@@ -84,7 +84,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatasetSto
 DECLARED = DatasetStore(columns=COLUMNS).columns
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_values_decides_nothing(store: DatasetStore, seed: int) -> None:
     assert store.columns == DECLARED
     rng = random.Random(seed)
@@ -259,11 +259,11 @@ def table(**columns: Any) -> pa.Table:
         ({"present": pa.array([1.0, 2.0, 3.0])}, "expected int64 not null, as declared, found double"),
     ],
 )
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_datasets_are_compared_with_the_declaration(
-    place: str, tmp_path: Path, columns: dict[str, Any], message: str
-) -> None:
-    store = DatasetStore(columns=WANTED) if place == "memory" else DatasetStore.open(tmp_path, "a", columns=WANTED)
+def test_datasets_are_compared_with_the_declaration(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    memory = DatasetStore(columns=WANTED)
+    with pytest.raises(SchemaError, match=message):
+        memory.from_dataset(table(**columns))
+    store = DatasetStore.open(tmp_path, "a", columns=WANTED)
     with pytest.raises(SchemaError, match=message):
         store.from_dataset(table(**columns))
     with pytest.raises(MissingFieldError, match=r"columns: expected columns .'present'., found"):
@@ -287,16 +287,8 @@ def test_declarations_that_say_the_same() -> None:
         assert DatasetStore(columns=declared).columns == dict(zip(schema.names, schema.types, strict=True))
 
 
-TYPES = [
-    None,
-    "numbers",
-    object,
-    pa.null(),
-    pa.list_(pa.null()),
-    ("float32", (0,)),
-    ("float32", (None,)),
-    ("float32", 3),
-]
+SHAPES: list[Any] = [(0,), (None,), 3]
+TYPES = [None, "numbers", object, pa.null(), pa.list_(pa.null()), *(("float32", shape) for shape in SHAPES)]
 
 
 @pytest.mark.parametrize("columns", [5, ["a"], {1: "float32"}, *({"a": one} for one in TYPES)])
@@ -321,22 +313,16 @@ def test_fields_read_what_is_declared() -> None:
         "extra": ("int32", (2,)),
     }
     store = DatasetStore(columns=columns, fields=[Field("extra", fill=7)])
-    one = {"action": 1, "reward": 0, "done": 0, "observation": [1, 2, 3]}
-    store.append({**one, "observation_image": np.zeros((2, 2, 3), np.int64), "extra": None})
-    store.append({**one, "observation_image": np.ones((2, 2, 3), np.uint8), "extra": [1, 2]})
+    one: dict[str, Any] = {"action": 1, "reward": 0, "done": 0, "observation": [1, 2, 3]}
+    one["observation_image"] = np.ones((2, 2, 3), np.int64)
+    store.append({**one, "extra": None})
+    store.append({**one, "extra": [1, 2]})
     for short in ([1, 2], []):
         with pytest.raises(DataError, match="column 'observation': expected 3 values"):
-            store.append(
-                {**one, "observation": short, "observation_image": np.ones((2, 2, 3), np.uint8), "extra": None}
-            )
+            store.append({**one, "observation": short, "extra": None})
     assert store.columns["observation"] == pa.list_(pa.float32(), 3)
     batch = BatchSource(store, 2, 1, layout="stored")[0]
-    assert {name: batch[name].dtype.name for name in columns} == {
-        "observation": "float32",
-        "action": "int8",
-        "observation_image": "uint8",
-        "extra": "int32",
-    }
+    assert [batch[name].dtype.name for name in columns] == ["float32", "int8", "uint8", "int32"]
     assert batch["extra"].tolist() == [[[7, 7], [1, 2]]]
 
 
@@ -367,14 +353,9 @@ def test_rewards_are_vectors_from_the_first_row_on(way: str) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_recorders_write_declared_types(size: int, store: DatasetStore) -> None:
+def test_recorders_write_declared_types(size: int) -> None:
     columns = {"observation": ("float64", (size,)), "reward": "float32"}
-    made = (
-        DatasetStore(columns=columns)
-        if store.path is None
-        else DatasetStore.open(f"{store.path}-r", "a", columns=columns)
-    )
-    with made:
+    with DatasetStore(columns=columns) as made:
         if size == 4:
             record("CartPole-v1", episodes=1, store=made, seed=0)
             assert made.columns["reward"] == pa.float32()
@@ -408,11 +389,8 @@ def test_a_first_value_without_a_type_is_named_with_the_remedy() -> None:
     rows = [{**ORDINARY, "x": {"path": []}}, {**ORDINARY, "x": {"path": [1]}}]
     store = DatasetStore()
     store.append(rows[0])
-    with pytest.raises(
-        DataError,
-        match=r"column 'x': expected struct.*, found .'path': .1.*columns= declares a "
-        "type at",
-    ):
+    said = r"column 'x': expected struct.*, found .'path': .1.*columns= declares a type at"
+    with pytest.raises(DataError, match=said):
         store.append(rows[1])
     declared = DatasetStore(columns={"x": pa.struct([("path", pa.list_(pa.int8()))])})
     declared.extend(rows)

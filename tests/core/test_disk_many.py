@@ -3,7 +3,6 @@
 import pickle
 from collections import Counter
 from pathlib import Path
-from pkgutil import resolve_name as resolve
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
+from mouse_core._arrow.column import ColumnPart
 from tests.core.disk_cases import rows_of
 
 _FEW_ROWS = 40
@@ -72,7 +72,7 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
         writer.extend(rows_of(kind, 0, number))
     reader = DatasetStore.open(tmp_path / "store")
     followed = BatchSource(reader, 8, 6, **options)
-    for _ in range(5):
+    for _ in range(3):
         late_reader = DatasetStore.open(tmp_path / "store")
         late = BatchSource(late_reader, 8, 6, **options)
         batches_of(late)
@@ -108,7 +108,7 @@ def test_what_does_not_follow_from_segments_is_the_same(tmp_path: Path, unmerged
     assert store[:] == memory[:]
     assert store.to_dataset().to_list() == memory.to_dataset().to_list()
     assert store.snapshot().episode_starts.tolist() == memory.snapshot().episode_starts.tolist()
-    for rows in (8, _FEW_ROWS, 41, 330):
+    for rows in (8, 41, 330):
         assert store.snapshot(rows).fingerprint == memory.snapshot(rows).fingerprint
         some = [BatchSource(one.snapshot(rows), 8, 1) for one in (store, memory)]
         assert batches_of(some[0]) == batches_of(some[1])
@@ -138,9 +138,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the files that are opened, and the columns of segments that are made."""
     done: Counter[str] = Counter()
 
-    def count(what: str, where: str) -> None:
-        module, _, name = where.rpartition(".")
-        owner = resolve(module)
+    def count(what: str, owner: Any, name: str) -> None:
         before = getattr(owner, name)
 
         def counted(*args: Any, **options: Any) -> Any:
@@ -149,8 +147,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counted)
 
-    count("opened", "pyarrow.memory_map")
-    count("made", "mouse_core._arrow.column.ColumnPart.__init__")
+    count("opened", pa, "memory_map")
+    count("made", ColumnPart, "__init__")
     return done
 
 
@@ -171,7 +169,7 @@ def test_work_follows_what_is_touched_and_not_the_number_of_files(
             found = [work["made"]]
             source[0]
             assert work["opened"] <= 2 + 2 * 3
-            known = work["opened"]
+            assert work["opened"]
             for number in range(5):
                 work.clear()
                 writer.extend(rows_of("numbers", (files + number) * _FEW_ROWS, _FEW_ROWS))
@@ -182,6 +180,5 @@ def test_work_follows_what_is_touched_and_not_the_number_of_files(
                 source[0]
                 assert work["opened"] <= 2 * 3
                 found.append(work["made"])
-            assert known
         needed.append(found)
     assert needed[0] == needed[1]

@@ -120,35 +120,6 @@ def test_a_store_can_be_recorded_before_anything_is_known_of_a_column() -> None:
     assert store.to_dataset()["note"][:] == [None] * 7 + ["text"]
 
 
-@given(
-    sizes=st.lists(st.sampled_from([0, 1, 7, 150, 700]), min_size=1, max_size=4),
-    widths=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-)
-def test_append_and_extend_are_the_same(sizes: list[int], widths: list[int]) -> None:
-    rng = np.random.default_rng(0)
-    appended, extended = DatasetStore(max_obs_continuous_dim=4), DatasetStore(max_obs_continuous_dim=4)
-    for number, size in enumerate(sizes):
-        rows = [
-            row(
-                action=int(rng.integers(3)),
-                reward=float(rng.normal()),
-                episode_step=None if rng.random() < 0.3 else int(rng.integers(100)),
-                observation=[float(x) for x in rng.normal(size=widths[int(rng.integers(len(widths)))])],
-                note=f"{number}",
-            )
-            for _ in range(size)
-        ]
-        for one in rows:
-            appended.append(one)
-        if rows:
-            extended.extend({name: [one[name] for one in rows] for name in rows[0]})
-    assert len(appended) == len(extended) == sum(sizes)
-    if sum(sizes):
-        assert_same(everything(appended), everything(extended))
-        assert appended.columns == extended.columns
-        assert appended.snapshot().fingerprint == extended.snapshot().fingerprint
-
-
 def test_extend_takes_arrays_lists_and_arrow() -> None:
     wanted = [row(reward=0.5 * n, observation=[1.0 * n, 2.0]) for n in range(5)]
     columns: dict[str, Any] = {name: [one[name] for one in wanted] for name in wanted[0]}
@@ -168,32 +139,6 @@ def test_extend_takes_arrays_lists_and_arrow() -> None:
         assert_same(everything(store), field_arrays(wanted))
         store.extend(way)
         assert_same(everything(store), field_arrays(wanted * 2))
-
-
-def test_extending_by_nothing() -> None:
-    store = DatasetStore()
-    store.extend({})
-    store.extend({"action": [], "reward": [], "done": []})
-    assert len(store) == 0
-    store.append(row())
-    store.extend({"action": [], "reward": [], "done": []})
-    assert len(store) == 1
-
-
-def test_nulls_are_filled_as_documented() -> None:
-    store = DatasetStore()
-    rows = [
-        row(episode_step=1, metadata_q_star=[1.0, 2.0]),
-        row(episode_step=None, metadata_q_star=None),
-        row(episode_step=0, metadata_q_star=[3.0]),
-    ]
-    for one in rows:
-        store.append(one)
-    found = everything(store)
-    assert found["time"].tolist() == [1, -1, 0]
-    assert found["q_star"].tolist() == [[1.0, 2.0], [-np.inf, -np.inf], [3.0, -np.inf]]
-    table = pa.table({name: [one[name] for one in rows] for name in rows[0]})
-    assert_same(everything(DatasetStore().from_dataset(table)), found)
 
 
 def test_nan_infinities_and_signed_zero_are_data() -> None:
@@ -269,7 +214,9 @@ def test_rows_that_are_read_can_be_appended() -> None:
         store.extend([store[0], {"action": 1}])
     with pytest.raises(DataError, match="expected a list of dicts, found 5 at row 1"):
         store.extend([store[0], 5])
-    store.extend([])
+    for nothing in ([], {}, {"action": [], "reward": [], "done": [], "observation": []}):
+        store.extend(nothing)
+        DatasetStore().extend(nothing)
     assert len(store) == 5
     second = {"action": 2, "reward": 0.5, "done": 0, "observation": [2.0]}
     assert store[np.int64(1)] == store[np.array(1)] == store[1] == second
@@ -498,18 +445,12 @@ def test_encode_hf_rows_knows_the_widths_of_the_store() -> None:
 
 def test_properties_and_repr() -> None:
     store = DatasetStore(alignment="outgoing", fields=[Field("log_prob")])
-    assert store.alignment == "outgoing"
-    assert store.columns == {}
-    assert len(store) == 0
-    assert "log_prob" in store.fields
+    assert (store.alignment, store.columns, len(store)) == ("outgoing", {}, 0)
     store.append(row(log_prob=-1.0))
-    assert "1" in repr(store)
-    assert "outgoing" in repr(store)
-    assert "log_prob" in repr(store)
+    assert all(word in repr(store) for word in ("1", "outgoing", "log_prob"))
     assert "log_prob" in repr(store.snapshot())
-    assert store.snapshot().alignment == "outgoing"
-    assert BatchSource(store, 1, 1).spec.alignment == "outgoing"
+    assert store.snapshot().alignment == BatchSource(store, 1, 1).spec.alignment == "outgoing"
     store.columns["x"] = pa.int8()
     store.fields.clear()
     assert list(store.columns) == ["action", "reward", "done", "log_prob"]
-    assert "action" in store.fields
+    assert {"action", "log_prob"} <= store.fields.keys()
