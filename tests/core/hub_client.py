@@ -128,29 +128,23 @@ def assert_whole(commit: Commit) -> None:
     assert all(any(fnmatchcase(path, pattern) for pattern in named) for path in in_data)
 
 
-def load(
-    hub: HubServer, folder: Path, *, repo_id: str = REPO, revision: str = "main", streaming: bool = False
-) -> datasets.DatasetDict:
-    """What ``load_dataset`` gives somebody else: another process, with an empty cache of its own."""
-    home = Path(tempfile.mkdtemp(dir=folder))
-    before = len(hub.requests)
+def run_client(hub: HubServer, folder: Path, program: str, *arguments: str) -> str:
+    """What another process prints that knows this server and has an empty cache in a folder."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_TOKEN": READ_TOKEN,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, repo_id, revision, str(home / "out"), str(streaming)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "HF_TOKEN": READ_TOKEN}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+def load(hub: HubServer, folder: Path, *, streaming: bool = False) -> datasets.DatasetDict:
+    """What ``load_dataset`` gives somebody else."""
+    home = Path(tempfile.mkdtemp(dir=folder))
+    before = len(hub.requests)
+    run_client(hub, home, LOAD, REPO, "main", str(home / "out"), str(streaming))
     fetched = [path for method, path in hub.requests[before:] if method == "GET" and path.endswith(".parquet")]
     assert fetched, "the rows did not come from this server"
     loaded = datasets.load_from_disk(str(home / "out"))

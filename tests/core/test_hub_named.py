@@ -1,9 +1,6 @@
 """Named stores on the Hub, a configuration each; and what MOUSE writes there."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from mouse_core import BatchSource, ConfigError, SchemaError
 from mouse_core.hub import from_hub, push_named_stores_to_hub
 from mouse_core.metadata import read_metadata
 from mouse_core.mixtures import Mixture
-from tests.core.hub_client import REPO, card_of, head, make_store, push, shards, table_of
+from tests.core.hub_client import REPO, card_of, head, make_store, push, run_client, shards, table_of
 from tests.core.hub_server import READ_TOKEN, WRITE_TOKEN, HubServer
 
 # Together they take many seconds.
@@ -36,33 +33,18 @@ def push_named(hub: HubServer, stores: dict[str, Any], **options: Any) -> Any:
     )
 
 
-def read_by_another_process(hub: HubServer, folder: Path, **more: str) -> dict[str, Any]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", **more}
-    command = [sys.executable, "-c", READ, REPO, READ_TOKEN]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    rows: dict[str, Any] = json.loads(found.stdout)
-    return rows
-
-
 def test_a_configuration_a_name_is_what_others_read(hub: HubServer, tmp_path: Path) -> None:
     stores = {"cartpole": make_store(30), "lunar.v2": [make_store(20, 100), make_store(15, 200)]}
     results = push_named(hub, stores)
-    assert {name: dict(result.splits) for name, result in results.items()} == {
-        "cartpole": {"train": 30},
-        "lunar.v2": {"train": 35},
-    }
+    assert [result.splits for result in results.values()] == [{"train": 30}, {"train": 35}]
     commit = head(hub)
-    wanted = ["data/cartpole/train-00000-of-00001.parquet", "data/lunar.v2/train-00000-of-00001.parquet"]
-    assert shards(commit) == wanted
+    assert shards(commit) == [f"data/{name}/train-00000-of-00001.parquet" for name in stores]
     metadata, _ = card_of(commit)
     assert {config["config_name"]: config["data_files"] for config in metadata["configs"]} == {
         name: [{"split": "train", "path": f"data/{name}/train-*.parquet"}] for name in stores
     }
     assert {info["config_name"] for info in metadata["dataset_info"]} == set(stores)
-    rows = read_by_another_process(hub, tmp_path)
+    rows = json.loads(run_client(hub, tmp_path, READ, REPO, READ_TOKEN))
     assert rows == {"cartpole": [30, "arrived", 0, 1], "lunar.v2": [35, "arrived", 0, 2]}
 
 

@@ -3,10 +3,10 @@
 import os
 import tempfile
 
-from tests.core.hub_server import WRITE_TOKEN, HubServer
+from tests.core.hub_server import WRITE_TOKEN, running_hub
 
-stand_in = HubServer()
-stand_in.start()
+serving = running_hub()
+stand_in = serving.__enter__()
 home = tempfile.TemporaryDirectory(prefix="mouse-docs-")
 os.environ |= {
     "HF_ENDPOINT": stand_in.endpoint,
