@@ -1,4 +1,4 @@
-"""Bad input, item by item: the type of the error, what its message says, and that the store is as it was."""
+"""Bad input: the type of the error, its message, and that the store is unchanged."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ GOOD = {
 
 
 def table(rows: int = 8, **columns: Any) -> pa.Table:
-    """A small table; columns replace those of the same name, None takes one away."""
+    """A small table; a column of ``columns`` replaces one of the same name, None removes it."""
     whole = {name: [value] * rows for name, value in GOOD.items()} | columns
     return pa.table({name: values for name, values in whole.items() if values is not None})
 
@@ -78,8 +78,7 @@ def refused(store: DatasetStore, error: type[Exception], pattern: str, act: Call
 
 def reads_until(bad_row: int, store: DatasetStore, field: str, pattern: str) -> None:
     """Windows that touch the bad row are errors that name field and row; the others are delivered."""
-    rows = len(store)
-    for length in (1, 3, rows):
+    for length in (1, 3, len(store)):
         source = BatchSource(store, length, 1, sampling="sequential", drop_last=False)
         for index in range(len(source)):
             (start,) = source.plan(index).starts.tolist()
@@ -95,7 +94,7 @@ def reads_until(bad_row: int, store: DatasetStore, field: str, pattern: str) -> 
 
 
 @pytest.mark.parametrize("name", ["action", "reward", "done"])
-def test_a_column_missing(name: str) -> None:
+def test_a_column_missing_or_null_throughout(name: str) -> None:
     store = DatasetStore()
     with pytest.raises(KeyError) as caught:
         store.from_dataset(table(**{name: None}))
@@ -103,14 +102,9 @@ def test_a_column_missing(name: str) -> None:
     assert isinstance(caught.value, SchemaError)
     assert f"expected a column {name!r}" in str(caught.value)
     assert "xformed_reward" in str(caught.value)  # what there is instead
-    assert len(store) == 0
-    assert store.columns == {}
+    assert (len(store), store.columns) == (0, {})
     store.from_dataset(table())
     refused(store, MissingFieldError, f"'{name}'", lambda: store.from_dataset(table(**{name: None})))
-
-
-@pytest.mark.parametrize("name", ["action", "reward", "done"])
-def test_a_required_column_null_throughout(name: str) -> None:
     store = DatasetStore().from_dataset(table(**{name: pa.nulls(8, pa.int64())}))
     with pytest.raises(DataError, match=rf"{name}: expected values, found null in every row.*'{name}'"):
         BatchSource(store, 2, 2)
@@ -138,27 +132,28 @@ def test_a_column_of_a_type_that_its_field_cannot_be_read_from(name: str, values
     )
 
 
-@pytest.mark.parametrize("name", ["done", "xformed_reward", "episode_step", "observation_discrete"])
-@pytest.mark.parametrize("value", [[0, 0], [[0]]], ids=["list", "list of lists"])
-def test_lists_where_a_number_belongs(name: str, value: Any) -> None:
-    kind = pa.list_(pa.int64(), 2) if value == [0, 0] else pa.list_(pa.list_(pa.int64()))
-    with pytest.raises(SchemaError, match=rf"column '{name}': expected (1 value|numbers or lists of one), found"):
-        DatasetStore().from_dataset(table(**{name: pa.array([value] * 8, kind)}))
-    with pytest.raises(DataError, match=name):
-        DatasetStore().append(GOOD | {name: value})
-    with pytest.raises(DataError, match=name):
-        DatasetStore().extend({key: [item] * 2 for key, item in (GOOD | {name: value}).items()})
+NESTED = [[0.0, 1.0], [2.0, 3.0]]
 
 
-@pytest.mark.parametrize("name", ["action", "observation", "metadata_q_star"])
-def test_lists_of_lists_where_a_vector_belongs(name: str) -> None:
-    nested = [[0.0, 1.0], [2.0, 3.0]]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("done", [0, 0]), ("xformed_reward", [[0]]), ("episode_step", [[0]]), ("observation_discrete", [0, 0])),
+        *((name, NESTED) for name in ("action", "observation", "metadata_q_star")),
+    ],
+)
+def test_lists_that_are_too_deep(name: str, value: Any) -> None:
+    kind = pa.list_(pa.int64(), 2) if value == [0, 0] else None
     with pytest.raises(SchemaError, match=rf"column '{name}': expected"):
-        DatasetStore(8, 8).from_dataset(table(**{name: [nested] * 8}))
-    with pytest.raises(DataError, match=name):
-        DatasetStore(8, 8).append(GOOD | {name: nested})
+        DatasetStore(8, 8).from_dataset(table(**{name: pa.array([value] * 8, kind)}))
     store = DatasetStore(8, 8).from_dataset(table())
-    refused(store, DataError, name, lambda: store.append(GOOD | {name: nested}))
+    refused(store, DataError, name, lambda: store.append(GOOD | {name: value}))
+    for add in (
+        lambda: DatasetStore(8, 8).append(GOOD | {name: value}),
+        lambda: DatasetStore(8, 8).extend({key: [item] * 2 for key, item in (GOOD | {name: value}).items()}),
+    ):
+        with pytest.raises(DataError, match=name):
+            add()
 
 
 @pytest.mark.parametrize(
@@ -230,25 +225,23 @@ OF_ANOTHER_TYPE: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("bad", [0, 4, 7])
 @pytest.mark.parametrize(("name", "value", "said"), NOT_ALLOWED, ids=lambda value: repr(value)[:20])
-def test_a_value_that_is_not_allowed_is_named_where_it_is_read(name: str, value: Any, said: str, bad: int) -> None:
-    store = DatasetStore(**DIMS).from_dataset(table(**{name: at_row(bad, value, name)}))
-    reads_until(bad, store, FIELDS_OF.get(name, name), said)
+def test_a_value_that_is_not_allowed_is_named_where_it_is_read(name: str, value: Any, said: str) -> None:
+    store = DatasetStore(**DIMS).from_dataset(table(**{name: at_row(4, value, name)}))
+    reads_until(4, store, FIELDS_OF.get(name, name), said)
 
 
-@pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize(
     ("name", "value", "said"), [*NOT_ALLOWED, *OF_ANOTHER_TYPE], ids=lambda value: repr(value)[:20]
 )
-def test_a_bad_value_is_refused_when_it_comes(name: str, value: Any, said: str, before: int) -> None:
-    store = DatasetStore(**DIMS)
-    if before:
-        store.append(dict(GOOD))
-    pattern = rf"column '{name}': .*{said}.* at row {before}"
-    refused(store, DataError, pattern, lambda: store.append(GOOD | {name: value}))
+def test_a_bad_value_is_refused_when_it_comes(name: str, value: Any, said: str) -> None:
+    empty, store = DatasetStore(**DIMS), DatasetStore(**DIMS)
+    store.append(dict(GOOD))
+    refused(store, DataError, rf"column '{name}': .*{said}.* at row 1", lambda: store.append(GOOD | {name: value}))
+    with pytest.raises(DataError, match=rf"column '{name}': .*{said}.* at row 0"):
+        empty.append(GOOD | {name: value})
     bad = {key: [item] * 3 for key, item in GOOD.items()} | {name: [GOOD[name], GOOD[name], value]}
-    refused(store, DataError, f"column '{name}'", lambda: store.extend(bad))
+    refused(empty, DataError, f"column '{name}'", lambda: empty.extend(bad))
 
 
 @pytest.mark.parametrize("name", ["action", "done", "episode_step", "observation_discrete"])
@@ -267,42 +260,35 @@ def test_without_a_width_that_of_the_first_observation_counts() -> None:
 
 
 def test_done_codes_of_other_types() -> None:
-    for data_type in (pa.uint8(), pa.int8(), pa.float32(), pa.uint64(), pa.float16()):
-        for code in (3, 5):
-            values = pa.array([0, 0, 0, code, 0, 0, 0, 0]).cast(data_type)
-            reads_until(3, DatasetStore().from_dataset(table(done=values)), "done", f"found {code}")
+    for data_type, code in ((pa.uint8(), 3), (pa.int8(), 5), (pa.float32(), 3), (pa.uint64(), 5), (pa.float16(), 3)):
+        values = pa.array([0, 0, 0, code, 0, 0, 0, 0]).cast(data_type)
+        reads_until(3, DatasetStore().from_dataset(table(done=values)), "done", f"found {code}")
     for value, dtype in itertools.product((math.nan, 0.5, math.inf), ("int64", "float32")):
-        values = pa.array([0.0, 0.0, value, 0.0])
-        source = BatchSource(DatasetStore().from_dataset(table(4, done=values)), 4, 1, dtypes={"done": dtype})
+        store = DatasetStore().from_dataset(table(4, done=pa.array([0.0, 0.0, value, 0.0])))
         with pytest.raises(DataError, match="done: expected"):
-            source[0]
+            BatchSource(store, 4, 1, dtypes={"done": dtype})[0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "float16", "bool"])
 def test_done_codes_in_any_delivered_dtype(dtype: str) -> None:
-    for code in (3, -1):
+    def batch(code: int) -> Any:
         store = DatasetStore().from_dataset(table(done=at_row(4, code, "done")))
-        source = BatchSource(store, 8, 1, sampling="last", dtypes={"done": dtype})
+        return BatchSource(store, 8, 1, sampling="last", dtypes={"done": dtype})[0]
+
+    for code in (3, -1):
         with pytest.raises(DataError, match=f"done: expected .*found {code}.* at row 4 "):
-            source[0]
+            batch(code)
     if dtype != "bool":
-        source = BatchSource(
-            DatasetStore().from_dataset(table(done=at_row(4, 2, "done"))), 8, 1, dtypes={"done": dtype}
-        )
-        assert source[0]["done"].max() == 2
+        assert batch(2)["done"].max() == 2
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "float32"])
 @pytest.mark.parametrize("value", [1, 7])
 def test_bounds_of_a_field_of_ones_own(dtype: str, value: int) -> None:
-    fields = [Field("level", dtype=dtype, bounds=(2, 6))]
-    columns = {"level": [2, 3, 6, value, 4, 5, 2, 6]}
-    reads_until(
-        3, DatasetStore(fields=fields).from_dataset(table(**columns)), "level", rf"expected 2\.\.6, found {value}"
-    )
-    store = DatasetStore(fields=fields)
-    store.append(GOOD | {"level": 2})
-    with pytest.raises(DataError, match=rf"column 'level': expected 2\.\.6, found {value}"):
+    store = DatasetStore(fields=[Field("level", dtype=dtype, bounds=(2, 6))])
+    said = rf"expected 2\.\.6, found {value}"
+    reads_until(3, store.from_dataset(table(level=[2, 3, 6, value, 4, 5, 2, 6])), "level", said)
+    with pytest.raises(DataError, match=f"column 'level': {said}"):
         store.append(GOOD | {"level": value})
 
 
@@ -323,7 +309,6 @@ def test_nulls_inside_lists_where_not_allowed() -> None:
 @pytest.mark.parametrize("how", ["missing", "null", "filtered", "typed"])
 @pytest.mark.parametrize("asked", [{}, {"fields": ["xformed_reward"]}, {"required_fields": "xformed_reward"}])
 def test_a_column_that_only_one_part_has_and_whose_nulls_are_errors(how: str, asked: dict[str, Any]) -> None:
-    """It is known before the first batch, which may be a long time before the batch that touches the part."""
     lacking: dict[str, Any] = {
         "missing": table(4, xformed_reward=None),
         "null": table(4, xformed_reward=[None] * 4),
@@ -332,13 +317,10 @@ def test_a_column_that_only_one_part_has_and_whose_nulls_are_errors(how: str, as
     }
     store = DatasetStore().from_dataset(table(4)).from_dataset(lacking[how])
     why = "missing" if how == "missing" else "null throughout"
-    said = (
-        f"expected 'xformed_reward' in all datasets of the store, found column 'xformed_reward' {why} in rows 4\\.\\."
-    )
-    with pytest.raises(MissingFieldError, match=said):
-        BatchSource(store, 4, 2, **asked)
-    with pytest.raises(MissingFieldError, match=said):
-        PrefetchBatchifier(store, 4, 2, **asked)
+    said = f"expected 'xformed_reward' in all datasets of the store, found column 'xformed_reward' {why} in rows 4\\.."
+    for make in (BatchSource, PrefetchBatchifier):
+        with pytest.raises(MissingFieldError, match=said):
+            make(store, 4, 2, **asked)
     assert "xformed_reward" not in BatchSource(store, 4, 2, sampling="last", fields=["reward"])[0]
     BatchSource(store.snapshot(4), 4, 1, **asked)[0]
     filled = DatasetStore(fields=[Field("xformed_reward", dtype="float32", fill=0)])
@@ -373,11 +355,14 @@ def test_a_part_that_lacks_a_column_and_comes_later() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["fields", "required_fields"])
-def test_names_that_are_no_fields(asked: str, said: str, option: str) -> None:
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+def test_names_that_are_no_fields(asked: str, said: str, option: str, make: Any) -> None:
     store = DatasetStore().from_dataset(table(8, note=["a"] * 8))
     with pytest.raises(MissingFieldError, match=f"{option}: expected {asked!r}, found ") as caught:
-        BatchSource(store, 4, 2, **{option: [asked]})
+        make(store, 4, 2, **{option: [asked]})
     assert str(caught.value).endswith(said)
+    with pytest.raises(MissingFieldError, match="obs_image"):
+        make(store, 4, 2, dtypes={"obs_image": "uint8"})
 
 
 def test_rows_as_gymnasium_has_them_get_the_recipe() -> None:
@@ -467,21 +452,20 @@ def test_a_bad_value_is_found_wherever_it_is(cuts: list[int], bad: int, kind: st
 def test_append_with_new_or_missing_keys() -> None:
     store = DatasetStore()
     store.append(dict(GOOD))
-    refused(
-        store,
-        SchemaError,
-        r"expected only the columns .*'action'.*found also \['novel', 'other'\]",
-        lambda: store.append(GOOD | {"novel": 1, "other": 2}),
-    )
+    said = r"expected only the columns .*'action'.*found also \['novel', 'other'\]"
+    refused(store, SchemaError, said, lambda: store.append(GOOD | {"novel": 1, "other": 2}))
     for name in GOOD:
         less = {key: value for key, value in GOOD.items() if key != name}
-        refused(store, MissingFieldError, rf"\['{name}'\] missing", lambda less=less: store.append(less))
-        refused(
-            store,
-            MissingFieldError,
-            rf"\['{name}'\] missing",
-            lambda less=less: store.extend({key: [value] for key, value in less.items()}),
-        )
+        lists = {key: [value] for key, value in less.items()}
+        for add in (lambda less=less: store.append(less), lambda lists=lists: store.extend(lists)):
+            with pytest.raises(MissingFieldError, match=rf"\['{name}'\] missing"):
+                add()
+    refused(
+        store,
+        MissingFieldError,
+        r"\['observation_discrete'\] missing",
+        lambda: store.append({key: value for key, value in GOOD.items() if key != "observation_discrete"}),
+    )
     empty = DatasetStore()
     for name in ("action", "reward", "done"):
         with pytest.raises(MissingFieldError, match=rf"'{name}'\] missing"):
@@ -585,10 +569,7 @@ def test_an_empty_store(make: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        (
-            {"sampling": "lats"},
-            r"sampling: expected one of \['random', 'last', 'sequential', 'batch', 'blocks'\].*found 'lats'",
-        ),
+        ({"sampling": "lats"}, r"sampling: expected one of \['random', .* 'blocks'\].*found 'lats'"),
         ({"sampling": None}, "sampling: expected .*found None"),
         ({"sampling": 3}, "sampling: expected .*found 3"),
         ({"sequence_length": 0}, "sequence_length: expected an integer of at least 1, found 0"),
@@ -612,17 +593,6 @@ def test_an_empty_store(make: Any) -> None:
 def test_arguments(make: Any, options: dict[str, Any], pattern: str, store: DatasetStore) -> None:
     with pytest.raises(ConfigError, match=pattern):
         make(store, **({"sequence_length": 2, "batch_size": 4} | options))
-
-
-@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
-@pytest.mark.parametrize(
-    "options", [{"required_fields": ["obs_image"]}, {"fields": ["obs_image"]}, {"dtypes": {"obs_image": "uint8"}}]
-)
-def test_fields_that_are_not_there(make: Any, options: dict[str, Any], store: DatasetStore) -> None:
-    with pytest.raises(MissingFieldError, match="obs_image") as caught:
-        make(store, 2, 4, **options)
-    assert "obs_continuous" in str(caught.value)  # what there is
-    assert isinstance(caught.value, KeyError)
 
 
 @pytest.mark.parametrize(
@@ -654,21 +624,17 @@ def test_what_is_no_store() -> None:
             PrefetchBatchifier(thing, 2, 4)
 
 
-@pytest.mark.parametrize("index", [-1, -(2**40)])
-def test_batch_indices_before_the_first(index: int, store: DatasetStore) -> None:
-    with pytest.raises(IndexError, match=f"found {index}"):
-        BatchSource(store, 2, 4)[index]
-
-
-@pytest.mark.parametrize("index", [1.5, 2.0, "1", None])
-def test_what_is_no_batch_index(index: Any, store: DatasetStore) -> None:
-    source = BatchSource(store, 2, 4)
-    with pytest.raises(TypeError, match="as an integer"):
-        source[index]
-    for number in (0, 1):
-        source[number]  # now 2 was copied, too, and waits
-    with pytest.raises(TypeError, match="as an integer"):
-        source[index]
+def test_what_is_no_batch_index(store: DatasetStore) -> None:
+    for before in (0, 2):  # after two batches, batch 2 was copied, too, and waits
+        source = BatchSource(store, 2, 4)
+        for number in range(before):
+            source[number]
+        for index in (1.5, 2.0, "1", None):
+            with pytest.raises(TypeError, match="as an integer"):
+                source[index]  # type: ignore[index]
+        for index in (-1, -(2**40)):
+            with pytest.raises(IndexError, match=f"found {index}"):
+                source[index]
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint16, np.int64])
@@ -730,17 +696,9 @@ def test_splits_and_patterns(options: dict[str, Any], pattern: str) -> None:
     store = DatasetStore().from_dataset(table())
     splits = {"train": table(), "test": table()}
     refused(store, ConfigError, pattern, lambda: store.from_dataset(splits, **options))
-
-
-@pytest.mark.parametrize("options", [{"splits": "train"}, {"split_pattern": "*"}], ids=str)
-def test_splits_of_a_single_dataset(options: dict[str, Any]) -> None:
-    store = DatasetStore().from_dataset(table())
-    refused(
-        store,
-        ConfigError,
-        "expected a dict of splits, found Dataset",
-        lambda: store.from_dataset(datasets.Dataset.from_list([GOOD]), **options),
-    )
+    for option in ({"splits": "train"}, {"split_pattern": "*"}):
+        with pytest.raises(ConfigError, match="expected a dict of splits, found Dataset"):
+            DatasetStore().from_dataset(datasets.Dataset.from_list([GOOD]), **option)
 
 
 def test_a_state_of_another_dataset_or_configuration() -> None:
@@ -759,14 +717,8 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
         (loader(store_options={"alignment": "outgoing"}), "alignment: expected outgoing, found arrived"),
         (loader(sequence_length=5), "sequence_length: expected 5, found 4"),
         (loader(fields=["reward"]), "fields: expected no 'action', found one"),
-        (
-            loader(store_options={"max_obs_continuous_dim": 5}),
-            "obs_continuous: expected column 'observation' as [5], pad 0, found column",
-        ),
-        (
-            loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}),
-            "fields: obs_discrete: expected column 'episode_step'",
-        ),
+        (loader(store_options={"max_obs_continuous_dim": 5}), "'observation' as [5], pad 0, found column"),
+        (loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}), "column 'episode_step'"),
         (
             loader(store_options={"fields": [Field("time", column="episode_step", dtype="int64", fill=7)]}),
             "time: expected column 'episode_step' as [], fill 7, found column 'episode_step' as [], fill -1",
@@ -792,56 +744,36 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
         assert np.array_equal(mine.next_batch()["reward"], wanted["reward"])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": -1},
-        {"seed": 2**64},
-        {"seed": 1.5},
-        {"seed": "0"},
-        {"next_index": -1},
-        {"next_index": None},
-        {"next_index": True},
-        {"rows": 41},
-        {"rows": 0},
-        {"rows": 3},
-        {"rows": 39},
-        {"epoch_start": 7},
-        {"epoch_start": -1},
-        {"fingerprint": "0" * 32},
-        {"fingerprint": None},
-        {"more": 1},
-        {"rows": ...},
-        {"seed": ...},
-        {"next_index": ...},
-        {"epoch_start": ...},
-        {"fingerprint": ...},
-    ],
-    ids=str,
-)
-def test_a_damaged_state(change: dict[str, Any]) -> None:
+DAMAGES: dict[str, list[Any]] = {
+    "seed": [-1, 2**64, 1.5, "0", ...],
+    "next_index": [-1, None, True, ...],
+    "rows": [41, 0, 3, 39, ...],
+    "epoch_start": [7, -1, ...],
+    "fingerprint": ["0" * 32, None, ...],
+    "more": [1],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_state(name: str) -> None:
     store = DatasetStore().from_dataset(table(40))
     with PrefetchBatchifier(store, 4, 2, num_workers=2) as loader:
         for _ in range(3):
             loader.next_batch()
         state = loader.state_dict()
-        bad = {name: value for name, value in (state | change).items() if value is not ...}
-        with pytest.raises(StateError, match=r"state: expected .*found"):
-            loader.load_state_dict(bad)
-        assert loader.state_dict() == state
+        for damage in DAMAGES[name]:
+            bad = {key: value for key, value in (state | {name: damage}).items() if value is not ...}
+            with pytest.raises(StateError, match=r"state: expected .*found"):
+                loader.load_state_dict(bad)
+            assert loader.state_dict() == state
         assert np.array_equal(loader.next_batch()["reward"], loader.source[3]["reward"])
 
 
-@pytest.mark.parametrize("state", [None, 5, [], {}, {1: 2, "a": 3}, "seed"], ids=repr)
-def test_what_is_no_state(state: Any) -> None:
-    loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)), 4, 2, num_workers=0)
-    with pytest.raises(StateError, match="state: expected"):
-        loader.load_state_dict(state)
-    loader.next_batch()
-
-
-def test_refresh_without_a_store() -> None:
+def test_what_is_no_state() -> None:
     loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)).snapshot(), 4, 2, num_workers=0)
+    for state in (None, 5, [], {}, {1: 2, "a": 3}, "seed"):
+        with pytest.raises(StateError, match="state: expected"):
+            loader.load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="refresh: expected a loader over a DatasetStore"):
         loader.refresh()
     loader.next_batch()
@@ -911,7 +843,6 @@ def test_errors_are_of_one_family() -> None:
 
 
 def test_negative_pixels_of_a_narrow_column() -> None:
-    """As unsigned numbers they are not larger than all that an image may have."""
     pixels = pa.array(np.where(np.arange(300 * 16) < 16, 5, -56).astype(np.int8))
     images = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pixels, 4), 4)
     zeros = {"action": np.zeros(300, np.int64), "reward": np.zeros(300, np.float32), "done": np.zeros(300, np.int64)}
