@@ -4,6 +4,7 @@ import json
 import pickle
 import signal
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
-from mouse_core.text.chat import (
-    ChatTemplate,
-    encode_chat,
-    encode_preference,
-    render_chat,
-)
+from mouse_core.text.chat import ChatTemplate, encode_chat, encode_preference, render_chat
 from mouse_core.text.chat.messages import renderer
 from tests.core.chat_cases import (
     BRACKETS,
@@ -81,7 +77,8 @@ def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
         results,
         " there it is cold \U0001f976</s>",
     ]
-    found = encode_chat(template(BRACKETS, "</s>"), TOOL_TALK[1:], tokenizer(), tools=[WEATHER])
+    encoded = partial(encode_chat, template(BRACKETS, "</s>"), TOOL_TALK[1:], tokenizer(), tools=[WEATHER])
+    found = encoded()
     assert found.rendered.text == "".join(wanted)
     ids = [tokenizer().encode(piece).ids for piece in wanted]
     flat, mask = [one for piece in ids for one in piece], [place % 2 for place, piece in enumerate(ids) for _ in piece]
@@ -89,14 +86,7 @@ def test_a_chat_with_calls_in_brackets_token_by_token_and_cut() -> None:
     assert found.assistant_masks.tolist() == mask
     for length in (1, len(ids[0]) + 3, len(flat) - 3, len(flat), len(flat) + 9):
         for side, kept in (("right", slice(length)), ("left", slice(-length, None))):
-            cut = encode_chat(
-                template(BRACKETS, "</s>"),
-                TOOL_TALK[1:],
-                tokenizer(),
-                tools=[WEATHER],
-                max_length=length,
-                truncation_side=side,
-            )
+            cut = encoded(max_length=length, truncation_side=side)
             assert cut.input_ids.tolist() == flat[kept]
             assert cut.assistant_masks.tolist() == mask[kept]
 
@@ -286,10 +276,10 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("source", SLOW.values(), ids=SLOW.keys())
-def test_templates_that_take_long_are_stopped(source: str) -> None:
-    with pytest.raises(DataError, match="expected a text within max_seconds"):
-        ChatTemplate(source, max_seconds=0.01).render(TALK)
+def test_templates_that_take_long_are_stopped() -> None:
+    for source in SLOW.values():
+        with pytest.raises(DataError, match="expected a text within max_seconds"):
+            ChatTemplate(source, max_seconds=0.01).render(TALK)
     with pytest.raises(ConfigError, match="max_seconds: expected a number above 0"):
         ChatTemplate("", max_seconds=0)
 
@@ -325,17 +315,9 @@ def test_who_kills_the_idle_renderer_is_not_noticed() -> None:
 
 
 def test_times_of_any_zone_and_numbers_of_any_size() -> None:
-    class Zone(tzinfo):  # of a class that no other process has
-        def utcoffset(self, _: datetime | None) -> timedelta:
-            return timedelta(hours=-3)
-
-        def tzname(self, _: datetime | None) -> str:
-            return "XX"
-
-        def dst(self, _: datetime | None) -> None:
-            return None
-
-    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=Zone())
+    methods = {"utcoffset": timedelta(hours=-3), "tzname": "XX", "dst": None}
+    zone = type("Zone", (tzinfo,), {name: lambda *_, value=value: value for name, value in methods.items()})
+    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=zone())  # of a class that no other process has
     form = "%Y-%m-%d %H:%M:%S.%f %Z %z"
     assert ChatTemplate("{{ strftime_now(form) }}", {"form": form}, now=now).render(TALK) == now.strftime(form)
     assert ChatTemplate("text", max_seconds=float("inf")).render(TALK) == "text"
@@ -365,9 +347,7 @@ def test_templates_have_what_those_of_others_use() -> None:
     text = made.render(TALK)
     assert text == 'who|let|let|{"ä": "<b>"} 2001 t <s>\n none'
     assert pickle.loads(pickle.dumps(made)).render(TALK) == text
-    with pytest.raises(
-        DataError, match="the template raised an error for this chat: user and assistant have to take turns"
-    ):
+    with pytest.raises(DataError, match="raised an error for this chat: user and assistant have to take turns"):
         template(MISTRAL).render(TALK[1:])
     with pytest.raises(ConfigError, match="found in line 2"):
         ChatTemplate("\n{% for %}")

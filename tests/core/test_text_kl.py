@@ -87,7 +87,7 @@ def test_refusals() -> None:
         (lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update([]), "kl: expected one or more fin"),
         (
             lambda: AdaptiveKLController(0.1, target=1.0, horizon=9).update(1.0, count=45),
-            "expected fewer than .* answers",
+            "expected fewer than",
         ),
         (lambda: ConstantKLController(-1.0), "coef: expected a number of 0 or more, found -1.0"),
     ]:
@@ -96,16 +96,10 @@ def test_refusals() -> None:
     for call, message in [
         (lambda: kl_estimates([0.1], [0.2]), "logprobs: expected an array of NumPy"),
         (lambda: kl_penalized_rewards([1.0, 2.0], three, three, coef=0.1), "rewards: expected an array of NumPy"),
-        (
-            lambda: kl_estimates(three, two),
-            r"reference_logprobs: expected the shape of logprobs, \[2, 3\], found \[2, 2\]",
-        ),
+        (lambda: kl_estimates(three, two), r"expected the shape of logprobs, \[2, 3\], found \[2, 2\]"),
         (lambda: kl_estimates(three.astype(int), three), "logprobs: expected floats"),
         (lambda: kl_estimates(three, three, mask * 1.0), r"mask: expected bool \[2, 3\], found float64"),
-        (
-            lambda: kl_penalized_rewards(np.ones(3), three, three, coef=0.1),
-            r"rewards: expected a reward for each answer",
-        ),
+        (lambda: kl_penalized_rewards(np.ones(3), three, three, coef=0.1), "rewards: expected a reward for each answ"),
     ]:
         with pytest.raises(SchemaError, match=message):
             call()

@@ -97,35 +97,25 @@ def test_its_state_goes_on_where_it_was() -> None:
     assert_same(other(batch), expected[1])
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"seed": 1, "updates": 1},
-        {"seed": 1, "updates": 1, "calls": -1},
-        {"seed": 1.5, "updates": 1, "calls": 0},
-        {"seed": 2**64, "updates": 1, "calls": 0},
-        {"seed": True, "updates": 1, "calls": 0},
-    ],
-)
-def test_a_state_that_is_none(state: dict[str, Any]) -> None:
+def test_a_state_that_is_none() -> None:
     shell = augmenter()
     before = shell.state_dict()
-    with pytest.raises(StateError, match="state: "):
-        shell.load_state_dict(state)
-    assert shell.state_dict() == before
+    good = {"seed": 1, "updates": 1, "calls": 0}
+    states: list[dict[str, Any]] = [{}, {"seed": 1, "updates": 1}, good | {"calls": -1}]
+    for state in [*states, *(good | {"seed": seed} for seed in (1.5, 2**64, True))]:
+        with pytest.raises(StateError, match="state: "):
+            shell.load_state_dict(state)
+        assert shell.state_dict() == before
 
 
 def test_mistakes() -> None:
     batch = make_batch()
     with pytest.raises(ConfigError, match="augment: expected an AugmentTokensConfig"):
         TokenAugmenter({"permute_done": True})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="device: expected None or 'cpu'"):
-        augmenter(device="cuda")
-    with pytest.raises(ConfigError, match="seed: expected"):
-        augmenter(seed=-1)
-    with pytest.raises(ConfigError, match="max_num_actions: expected"):
-        augmenter(max_num_actions=-3)
+    wrong: dict[str, Any] = {"device": "cuda", "seed": -1, "max_num_actions": -3}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"{name}: expected"):
+            augmenter(**{name: value})
     shell = augmenter()
     with pytest.raises(StateError, match="expected a call of update_augmentations"):
         shell(batch)
