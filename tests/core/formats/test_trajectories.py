@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -62,9 +63,7 @@ def test_types_and_discounts(data: Any, expected: Any, discounts: Any) -> None:
     assert types(data) == expected
     pairs = list(convert_rlds_to_trajectories(data))
     assert [float(pair.discount) for pair in pairs] == discounts
-    steps = [one for item in data for one in item["steps"]]
-    assert len(pairs) == len(steps)
-    for pair, one in zip(pairs, steps, strict=True):
+    for pair, one in zip(pairs, [one for item in data for one in item["steps"]], strict=True):
         assert isinstance(pair, Trajectory)
         assert np.array_equal(pair.observation, one["observation"])
         assert (pair.action, pair.reward, pair.policy_info) == (one["action"], one["reward"], ())
@@ -91,9 +90,11 @@ def test_policy_info_sees_both_steps() -> None:
 
     def info(now: Step, following: Step) -> Any:
         seen.append((float(now["observation"][0]), float(following["observation"][0]), bool(following["is_first"])))
-        return {"sum": now["reward"] + following["reward"]}
+        return {"sum": now["reward"] + following["reward"], "extra": now["extra"]}
 
-    pairs = list(convert_rlds_to_trajectories([COMPLETE, SINGLE], info))
+    data = [{"steps": [{**one, "extra": True} for one in item["steps"]]} for item in (COMPLETE, SINGLE)]
+    pairs = list(convert_rlds_to_trajectories(data, info))
+    assert all(pair.policy_info["extra"] for pair in pairs)
     assert seen == [(0, 1, False), (1, 2, False), (2, 20, True), (20, 0, True)]
     assert [float(pair.policy_info["sum"]) for pair in pairs] == [0.5, 1.5, 11.0, 10.0]
 
@@ -107,45 +108,31 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def faulty(kind: str) -> list[Any]:
-    second = episode(10, 4)["steps"]
-    if kind == "terminal, not last":
-        second[1]["is_terminal"] = True
-    elif kind == "mid before first":
-        second[3].update(is_last=False, is_terminal=False)
-    elif kind == "last before mid":
-        second[1]["is_last"] = True
-    elif kind == "first, last and more":
-        second[0]["is_last"] = True
-    elif kind == "single, not last":
-        second = [step(10, first=True)]
-    elif kind == "first again":
-        second[2]["is_first"] = True
-    return [COMPLETE, {"steps": second}, TRUNCATED]
-
-
 @pytest.mark.parametrize(
-    ("kind", "at", "message"),
+    ("changes", "at", "message"),
     [
-        ("terminal, not last", 1, "terminal"),
-        ("mid before first", 3, "is_last not set"),
-        ("last before mid", 1, "is_first not set"),
-        ("first, last and more", 0, "is_first not set"),
-        ("single, not last", 0, "is_last not set"),
-        ("first again", 1, "is_last not set"),
+        ({1: {"is_terminal": True}}, 1, "terminal"),
+        ({3: {"is_last": False, "is_terminal": False}}, 3, "is_last not set"),  # mid before first
+        ({1: {"is_last": True}}, 1, "is_first not set"),  # last before mid
+        ({0: {"is_last": True}}, 0, "is_first not set"),
+        ({1: {"is_first": True}}, 0, "is_last not set"),
+        ({2: {"is_first": True}}, 1, "is_last not set"),
     ],
 )
-def test_incorrect_episodes(kind: str, at: int, message: str) -> None:
+def test_incorrect_episodes(changes: dict[int, Any], at: int, message: str) -> None:
+    second = episode(10, 4)
+    for place, flags in changes.items():
+        second["steps"][place].update(flags)
+    data = [COMPLETE, second, TRUNCATED]
     taken: list[Trajectory] = []
     with pytest.raises(EpisodeError, match=f"^episode 1, step {at}: .*{message}") as caught:
-        push_rlds_to_reverb(faulty(kind), taken.append)
+        push_rlds_to_reverb(data, taken.append)
     assert isinstance(caught.value, ValueError)
     assert (caught.value.episode, caught.value.step) == (1, at)
     assert [int(one.action) for one in taken] == [100, 101, 102, *range(110, 110 + at)]
     given: list[int] = []
-    pairs = convert_rlds_to_trajectories(faulty(kind))
     with pytest.raises(EpisodeError):
-        given.extend(int(one.action) for one in pairs)
+        given.extend(int(one.action) for one in convert_rlds_to_trajectories(data))
     assert given == [int(one.action) for one in taken]
 
 
@@ -199,11 +186,8 @@ def test_the_observers_spec_is_compared() -> None:
             push_rlds_to_reverb(data, observer)
         assert observer.taken == []
 
-    def refuse(one: Trajectory) -> None:
-        raise RuntimeError("full")
-
     with pytest.raises(RuntimeError, match="full"):
-        push_rlds_to_reverb(data, refuse)
+        push_rlds_to_reverb(data, Mock(spec=[], side_effect=RuntimeError("full")))
     with_info = Observer(SPEC._replace(policy_info={"sum": SPEC.reward}))
     asked: list[tuple[Any, Any]] = []
 
@@ -239,10 +223,7 @@ class Spec:
 
 
 class ReverbStandIn:
-    """Writes items of two steps, none over the end of an episode, and has the interface of TF-Agents' observers.
-
-    `make test-reverb` runs the same through those themselves, into a server.
-    """
+    """Writes items of two steps, none over the end of an episode; `make test-reverb` has TF-Agents' own observers."""
 
     def __init__(self, signature: Any) -> None:
         self._signature = signature
