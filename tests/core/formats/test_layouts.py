@@ -127,7 +127,7 @@ def test_what_was_recorded(name: str, suffix: str, tmp_path: Path) -> None:
     layout = D3RLPY if name == "d3rlpy" else name
     stream = formats.open(path, format=layout, final=final, batch_rows=4)
     table = stream.to_table()
-    found = table.rename_columns(["observation" if name == "observation.flat" else name for name in table.column_names])
+    found = table.rename_columns([name.replace("observation.flat", "observation") for name in table.column_names])
     check_rows(found, logs, final=final)
     assert stream.format == ("layouts" if name == "d3rlpy" else name)
     assert formats.open(path, format=layout, final=final).digest() == stream.digest()
@@ -200,9 +200,7 @@ TYPES: list[tuple[str, str, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "value", "holds"), TYPES)
-def test_numbers_have_the_type_of_the_first_episode(
-    first: str, second: str, value: Any, holds: bool, tmp_path: Path
-) -> None:
+def test_numbers_have_the_type_of_the_first(first: str, second: str, value: Any, holds: bool, tmp_path: Path) -> None:
     arrays = {"a_0": np.zeros((3, 2)), "x_0": np.ones((3, 2), first)}
     arrays |= {"a_1": np.zeros((2, 2)), "x_1": np.full((2, 2), value, second)}
     said = {"observation": {"x": "x_*"}, "action": "a_*"}
@@ -213,14 +211,11 @@ def test_numbers_have_the_type_of_the_first_episode(
         assert str(rows.flatten().to_numpy().dtype) == first
         assert np.array_equal(rows.to_pylist()[3], expected, equal_nan=first.startswith("f"))
         return
-    with pytest.raises(
-        DataError, match=rf"x.npz, a_1: x_1: expected {first} as in the first .* found .*; save that array"
-    ):
+    with pytest.raises(DataError, match=rf"x.npz, a_1: x_1: expected {first} as in the first .* found .*; save that"):
         stream.to_table()
 
 
 def test_filters_that_are_not_there_are_named(tmp_path: Path) -> None:
-    """hdf5plugin, where it is installed, brings those of Blosc, Zstandard and LZ4, none of those for tests."""
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         file["act"] = np.zeros((4, 2))
         described = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -258,15 +253,12 @@ def test_episodes_in_the_order_of_their_numbers_and_files_of_theirs(tmp_path: Pa
     assert any("their ends count as truncated" in note for note in stream.notes)
 
 
-def test_robomimic_without_next_observations_lacks_the_last(tmp_path: Path) -> None:
+def test_observations_that_are_lacking(tmp_path: Path) -> None:
     path = write_robomimic(tmp_path / "x.npz", logged(), ends=False)
     with pytest.raises(ConfigError, match="choose: final='drop'"):
         formats.open(path, format="robomimic")
     rows = formats.open(path, format="robomimic", final="mark").to_table()
     assert sum(rows.column("observation_missing").to_pylist()) == len(LENGTHS)
-
-
-def test_a_layout_whose_observations_are_all_optional(tmp_path: Path) -> None:
     layout = {"observation": ["observations?", "others?"], "action": "actions", "one_a_file": True}
     with pytest.raises(DataError, match=r"expected observations in observations or others, found none"):
         read_layouts(save(tmp_path / "z.npz", {"actions": np.zeros(3)}), layout=layout, final="drop")
@@ -307,6 +299,10 @@ def test_zarr_groups(name: str, tmp_path: Path) -> None:
     expected = [row for log in logs for row in [[0, 0], *np.array(log.actions).tolist()]]
     assert table.column("action").to_pylist() == expected
     assert table.column("done").to_pylist() == [code for log in logs for code in [*[0] * len(log), 2]]
+    if name == "x2.zarr":
+        (path / CHUNK).unlink()
+        note = "data/action: 1 of 3 chunks are missing and are read as the fill value."
+        assert note in formats.open(path, final="mark").notes
 
 
 DESCRIBED = "data/action/.zarray"
@@ -319,10 +315,7 @@ SPOILED: list[tuple[Any, str]] = [
     ({"shape": [1 << 50, 2]}, "expected .* chunks for shape"),
     ({"chunks": [1 << 40, 2]}, "x.zarr"),
     (lambda path: (path / CHUNK).write_bytes((path / CHUNK).read_bytes()[:30]), "a chunk of 128 bytes, found 30"),
-    (
-        lambda path: (path / CHUNK).symlink_to((path / CHUNK).rename(path.parent / "secret")),
-        "expected data inside the folder, found a link",
-    ),
+    (lambda path: (path / CHUNK).symlink_to((path / CHUNK).rename(path.parent / "secret")), "folder, found a link"),
     (lambda path: (path / DESCRIBED).unlink(), "expected equal numbers of observations|action"),
     (
         lambda path: (path / "meta/episode_ends/.zarray").write_text((path / DESCRIBED).read_text()),
@@ -344,28 +337,15 @@ def test_zarr_groups_that_are_refused(spoil: Any, message: str, tmp_path: Path) 
         read_layouts(path, layout=layout, final="mark").to_table()
 
 
-@SLOW
-def test_chunks_that_are_not_there_are_spoken_of(tmp_path: Path) -> None:
-    path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
-    (path / CHUNK).unlink()
-    note = "data/action: 1 of 3 chunks are missing and are read as the fill value."
-    assert note in formats.open(path, final="mark").notes
-
-
 @pytest.mark.parametrize("name", ["drqv2", "dreamer"])
 def test_episodes_of_drqv2_and_dreamer(name: str, tmp_path: Path) -> None:
-    """Action, reward and discount stand in the row of the observation that they led to; the first are nothing."""
     logs = logged("image")
     for number, log in enumerate(logs):
-        arrays = {
-            "observation" if name == "drqv2" else "image": seen(log),
-            "action": np.array([0, *log.actions]),
-            "reward": np.array([0, *log.rewards]),
-        }
+        arrays = {"action": np.array([0, *log.actions]), "reward": np.array([0, *log.rewards])}
         if name == "drqv2":
-            arrays["discount"] = 1 - np.array([0, *log.terminated], np.float32)
+            arrays |= {"observation": seen(log), "discount": 1 - np.array([0, *log.terminated], np.float32)}
         else:
-            arrays["is_terminal"] = np.array([False, *log.terminated])
+            arrays |= {"image": seen(log), "is_terminal": np.array([False, *log.terminated])}
         np.savez_compressed(tmp_path / f"20210701T10101{number}_{number}_{len(log)}.npz", **arrays)
     stream = formats.open(tmp_path, batch_rows=4)
     assert stream.format == name
@@ -375,12 +355,13 @@ def test_episodes_of_drqv2_and_dreamer(name: str, tmp_path: Path) -> None:
 def test_an_npz_file_that_was_cut_or_claims_more(tmp_path: Path) -> None:
     path = write_own(tmp_path / "x.npz", logged()[0])
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"x\.npz"):
-        read_layouts(path, layout=ARRIVED)
-    path.write_bytes(content.replace(b"(5, 3)", b"(9, 3)"))
-    with pytest.raises(DataError, match=r"expected 108 bytes for shape \[9, 3\], found|CRC"):
-        read_layouts(path, layout=ARRIVED)
+    for damaged, message in (
+        (content[: len(content) // 2], r"x\.npz"),
+        (content.replace(b"(5, 3)", b"(9, 3)"), r"expected 108 bytes for shape \[9, 3\], found|CRC"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=message):
+            read_layouts(path, layout=ARRIVED)
     np.savez(path, seen=np.array([{"a": 1}], object), act=np.zeros(1))
     with pytest.raises(DataError, match="seen: expected numbers for observation, found other"):
         read_layouts(path, layout={"observation": "seen", "action": "act", "one_a_file": True})
@@ -418,23 +399,16 @@ def test_pictures_that_are_encoded(tmp_path: Path) -> None:
     assert stream.notes[0] == "Left out: ['run_0/more/time'], which have no place in the layout."
     table = stream.to_table()
     assert table.column("observation").to_pylist()[:3] == pictures.tolist()
-    rows[1, 30:50] = 7
-    save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
-    with pytest.raises(DataError, match="observations/images/top"):
-        read_layouts(path, layout="aloha", final="mark").to_table()
-    # Of another size in one episode.
-    rows[1] = np.zeros_like(rows[1])
+    other = r"x.npz.*images/top: expected images of shape \[6, 7, 3\], found shape \[5, 7, 3\]"
     (smaller,) = as_png(pictures[:1, :5])
-    rows[1, : len(smaller)] = np.frombuffer(smaller, np.uint8)
-    save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
-    with pytest.raises(
-        DataError, match=r"x.npz.*images/top: expected images of shape \[6, 7, 3\], found shape \[5, 7, 3\]"
-    ):
-        read_layouts(path, layout="aloha", final="mark").to_table()
+    for content, message in ((b"no picture", "observations/images/top"), (smaller, other)):
+        rows[1] = np.resize(np.frombuffer(content + bytes(rows.shape[1]), np.uint8), rows.shape[1])
+        save(path, {"action": np.zeros((3, 2)), "observations/images/top": rows})
+        with pytest.raises(DataError, match=message):
+            read_layouts(path, layout="aloha", final="mark").to_table()
 
 
 def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
-    """As RoboTwin has them, of one length, and of lengths of their own."""
     pictures = np.random.default_rng(0).integers(0, 256, (3, 6, 7, 3), np.uint8)
     encoded = as_png(pictures)
     with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:

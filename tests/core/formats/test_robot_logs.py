@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, formats
 from mouse_core.cli import main
-from mouse_core.formats.robot_logs import TopicLayout, read_robot_logs, topics_in
+from mouse_core.formats.robot_logs import TopicLayout, decoder, matched, read_robot_logs, topics_in
 from tests.core.damaged_files import damaged_copies
 from tests.core.formats.recording import suite
 from tests.core.formats.robots import T0, Log, image, joints, message, numbers, typestore, write_bag, write_mcap
@@ -66,8 +66,6 @@ def column(rows: Any, name: str) -> list[Any]:
 def test_a_tick_has_the_message_that_plain_python_finds(
     times: list[int], ticks: list[int], match: str, tolerance: float
 ) -> None:
-    from mouse_core.formats.robot_logs import matched
-
     found, away = matched(np.sort(times), np.array(ticks), match, tolerance)
     for tick, place, far in zip(ticks, found.tolist(), away.tolist(), strict=True):
         wanted = nearest(sorted(times), tick, match, tolerance)
@@ -154,15 +152,14 @@ def test_a_gap_cuts_the_episode(tmp_path: Path) -> None:
 
 def test_only_so_much_of_a_recordings_ends_may_lack_a_topic(tmp_path: Path) -> None:
     log = [one for one in log_of() if one[0] == "/joints" or one[1] > T0 + 200 * MS]
-    path = write_mcap(tmp_path / "x.mcap", log)
-    rows = formats.open(path, format=STATE | {"rate": 50, "trim": 0.3, "tolerance": 0.03})
-    assert column(rows, "observation")[0][0] > 10
+    path, layout = write_mcap(tmp_path / "x.mcap", log), STATE | {"rate": 50, "tolerance": 0.03}
+    assert column(formats.open(path, format=layout | {"trim": 0.3}), "observation")[0][0] > 10
     with pytest.raises(DataError, match=r"/command.data: expected a message within .* trim=0.1\d* leaves out this"):
-        formats.open(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
+        formats.open(path, format=layout | {"trim": 0.1})
     dropped = [one for one in log_of() if one[0] == "/joints" or one[1] < T0 + 200 * MS]
     path = write_mcap(tmp_path / "y.mcap", dropped)
     with pytest.raises(DataError, match="of a recording's end"):
-        formats.open(path, format=STATE | {"rate": 50, "trim": 0.1, "tolerance": 0.03})
+        formats.open(path, format=layout | {"trim": 0.1})
 
 
 def test_a_message_that_came_once_is_held_where_that_is_said(tmp_path: Path) -> None:
@@ -210,14 +207,9 @@ def test_bags_are_what_the_mcap_file_is(tmp_path: Path) -> None:
     log, layout = log_of(), STATE | {"rate": 20}
     wanted = formats.open(write_bag(tmp_path / "bag", log, storage="mcap"), format=layout).digest()
     shuffled = [log[n] for n in np.random.default_rng(1).permutation(len(log))]
-    for number, (messages, options) in enumerate(
-        [
-            (log, {"compression": "NONE"}),
-            (log, {"compression": "LZ4"}),
-            (shuffled, {"compression": "ZSTD"}),
-            (log, {"use_chunking": False}),
-        ]
-    ):
+    kinds: list[dict[str, Any]] = [{"compression": "NONE"}, {"compression": "LZ4"}, {}, {"use_chunking": False}]
+    for number, options in enumerate(kinds):
+        messages = log if options else shuffled
         path = write_mcap(tmp_path / f"{number}.mcap", messages, **options)
         assert formats.open(path, format=layout).digest() == wanted, options
         assert topics_in(tmp_path / "bag") == topics_in(path)
@@ -258,25 +250,18 @@ def of_values(kind: str, rng: np.random.Generator) -> Any:
 
 
 def plain(one: Any) -> Any:
+    """Messages of rosbags and of our reader as dicts, lists and numbers."""
     if hasattr(one, "__msgtype__"):
-        return {name: plain(getattr(one, name)) for name, _ in typestore().fielddefs[one.__msgtype__][1]}
-    return (
-        [plain(value) for value in one] if isinstance(one, list | np.ndarray) else getattr(one, "item", lambda: one)()
-    )
-
-
-def read_plain(one: Any) -> Any:
+        one = {name: getattr(one, name) for name, _ in typestore().fielddefs[one.__msgtype__][1]}
     if isinstance(one, dict):
-        return {name: read_plain(value) for name, value in one.items() if name != "structure_needs_at_least_one_member"}
+        return {name: plain(value) for name, value in one.items() if name != "structure_needs_at_least_one_member"}
     if isinstance(one, list | np.ndarray):
-        return [read_plain(value) for value in one]
+        return [plain(value) for value in one]
     return one.item() if isinstance(one, np.generic) else one
 
 
 @pytest.mark.parametrize("little", [True, False])
 def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
-    from mouse_core.formats.robot_logs import decoder
-
     rng = np.random.default_rng(0)
     for name in (
         "std_msgs/Float32MultiArray", "std_msgs/Int8", "geometry_msgs/PoseStamped", "nav_msgs/Odometry",
@@ -288,7 +273,7 @@ def test_messages_are_decoded_as_rosbags_encodes_them(little: bool) -> None:
         for _ in range(5):
             one = of_values(name, rng)
             data = bytes(typestore().serialize_cdr(one, kind, little_endian=little))
-            assert read_plain(decoder(kind, "cdr", "ros2msg", text)(data)) == plain(one), name
+            assert plain(decoder(kind, "cdr", "ros2msg", text)(data)) == plain(one), name
 
 
 def open_one(tmp_path: Path, made: list[Any], path: str, **more: Any) -> list[Any]:
@@ -307,10 +292,8 @@ def test_joints_are_taken_by_name(tmp_path: Path) -> None:
     assert open_one(tmp_path, swapped, "/x.position[b, a]") == [[10 + n, n] for n in range(4)]
     # Another node says what the gripper does, on the same topic.
     both = [one for n in range(4) for one in (arm[n], joints(T0, [0.1 * n], ["grip"]))]
-    assert (
-        open_one(tmp_path, both, "/x.position[grip]", tolerance=0.002)
-        == [[0.0], *[[0.1 * n] for n in range(4) for _ in (0, 1)]][:8]
-    )
+    wanted = [[0.0], *[[0.1 * n] for n in range(4) for _ in (0, 1)]][:8]
+    assert open_one(tmp_path, both, "/x.position[grip]", tolerance=0.002) == wanted
     with pytest.raises(DataError, match=r"/x: expected messages with the names \['elbow'\]"):
         open_one(tmp_path, arm, "/x.position[elbow]")
     with pytest.raises(DataError, match="expected a value for each of"):
@@ -352,20 +335,19 @@ def test_compressed_images(tmp_path: Path) -> None:
         pillow.fromarray(pixels).save(stream, format=kind)
         return message("sensor_msgs/CompressedImage", format=said, data=np.frombuffer(stream.getvalue(), np.uint8))
 
-    assert np.array_equal(
-        open_one(tmp_path, [encoded(colour, "PNG", "bgr8; png compressed bgr8")] * 2, "/x")[0], colour
-    )
-    found = np.array(open_one(tmp_path, [encoded(colour, "JPEG", "jpeg")] * 2, "/x"))
-    assert found.shape == (2, 6, 5, 3)
+    found = open_one(tmp_path, [encoded(colour, "PNG", "bgr8; png compressed bgr8")] * 2, "/x")
+    assert np.array_equal(found[0], colour)
+    found = open_one(tmp_path, [encoded(colour, "JPEG", "jpeg")] * 2, "/x")
+    assert np.shape(found) == (2, 6, 5, 3)
     wide = np.array([[70, 60_000]], np.uint16)
     assert open_one(tmp_path, [encoded(wide, "PNG", "16UC1; png compressed")] * 2, "/x")[0] == [[[70], [60_000]]]
-    with pytest.raises(DataError, match="has an additional header"):
-        open_one(tmp_path, [encoded(colour, "PNG", "16UC1; compressedDepth")] * 2, "/x")
-    with pytest.raises(DataError, match="expected JPEG or PNG, found 'h264', a video frame that"):
-        open_one(tmp_path, [encoded(colour, "PNG", "h264")] * 2, "/x")
-    broken = message("sensor_msgs/CompressedImage", format="jpeg", data=np.zeros(9, np.uint8))
-    with pytest.raises(DataError, match="/x"):
-        open_one(tmp_path, [broken] * 2, "/x")
+    for broken, wanted in (
+        (encoded(colour, "PNG", "16UC1; compressedDepth"), "has an additional header"),
+        (encoded(colour, "PNG", "h264"), "expected JPEG or PNG, found 'h264', a video frame that"),
+        (message("sensor_msgs/CompressedImage", format="jpeg", data=np.zeros(9, np.uint8)), "/x"),
+    ):
+        with pytest.raises(DataError, match=wanted):
+            open_one(tmp_path, [broken] * 2, "/x")
 
 
 def test_paths_lead_into_messages(tmp_path: Path) -> None:
@@ -395,9 +377,9 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         open_one(tmp_path, [joints(0, [1, 2])] * 2, "/x.position", stamps="header")
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
+def test_layouts_of_no_use(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "x.mcap", log_of(steps=6))
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"observation": None}, "observation: expected a path"),
         ({"rate": None}, "expected either rate"),
         ({"clock": "/joints"}, "expected either rate"),
@@ -419,12 +401,10 @@ def test_paths_lead_into_messages(tmp_path: Path) -> None:
         ({"observation": ["/a.x", "/a.x"]}, "expected a path, different paths"),
         ({"files": "a/*.mcap"}, "files: expected names of recordings"),
         ({"rates": 10}, "expected only entries of"),
-    ],
-)
-def test_layouts_of_no_use(changes: dict[str, Any], found: str, tmp_path: Path) -> None:
-    path = write_mcap(tmp_path / "x.mcap", log_of(steps=6))
-    with pytest.raises(ConfigError, match=found):
-        formats.open(path, format={**STATE, "rate": 20, **changes})
+    ]
+    for changes, found in wrong:
+        with pytest.raises(ConfigError, match=found):
+            formats.open(path, format={**STATE, "rate": 20, **changes})
 
 
 def test_layouts_in_yaml_and_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -533,8 +513,6 @@ def test_the_crc_of_the_whole_is_compared(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_definitions(text: str, found: str) -> None:
-    from mouse_core.formats.robot_logs import decoder
-
     with pytest.raises(DataError, match=found):
         decoder("mine/Self", "cdr", "ros2msg", text)
 
@@ -550,8 +528,6 @@ def test_hostile_definitions(text: str, found: str) -> None:
     ],
 )
 def test_hostile_messages(data: bytes, found: str) -> None:
-    from mouse_core.formats.robot_logs import decoder
-
     with pytest.raises(DataError, match=found):
         decoder("mine/Texts", "cdr", "ros2msg", "string[] texts\nbool[] flags")(data)
 
