@@ -59,7 +59,7 @@ def test_d4rl(final: str | None, kind: str, tmp_path: Path) -> None:
     table = stream.to_table()
     check_rows(table, logs, final=final, reward_dtype="float64")
     assert read_layouts(path, layout="d4rl", final=final).digest() == stream.digest()
-    # What lies beside stays with its observation; what belongs to actions moves with them.
+    # Infos stay with their observation; what belongs to actions moves with them.
     speeds = np.array(table.column("info.speed").to_pylist())
     steps = table.column("episode_step").to_numpy()
     known = ~np.isnan(speeds).any(axis=1)

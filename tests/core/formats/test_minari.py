@@ -28,8 +28,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Logged(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps a log of its own of what the environment returns."""
-
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.logs: list[Episode] = []
@@ -96,14 +94,6 @@ def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: P
     assert max(batch.num_rows for batch in stream) <= 5
 
 
-@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
-def test_a_real_environment(storage: str, root: Path) -> None:
-    env = gymnasium.make("CartPole-v1", max_episode_steps=17)
-    logs = collect("cartpole/random-v3", env, episodes=12, storage=storage, infos=False)
-    assert {log.done for log in logs} == {1, 2}
-    check_rows(read_minari(root / "cartpole" / "random-v3").to_table(), logs)
-
-
 def test_equal_to_minaris_own_reader(root: Path) -> None:
     collect("counting-v0", Counting(LENGTHS, "nested"), episodes=6)
     table = read_minari(root / "counting-v0").to_table()
@@ -149,10 +139,13 @@ def test_an_episode_that_was_only_begun(root: Path) -> None:
         assert table.column(name).to_pylist() == rows.column(name).to_pylist()
 
 
-def test_spaces_and_metadata(root: Path) -> None:
-    env = gymnasium.make("CartPole-v1", max_episode_steps=5)
-    collect("pole-v0", env, episodes=2)
-    stream = read_minari(root / "pole-v0", infos=False)
+@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
+def test_a_real_environment_its_spaces_and_metadata(storage: str, root: Path) -> None:
+    env = gymnasium.make("CartPole-v1", max_episode_steps=17)
+    logs = collect("cartpole/random-v3", env, episodes=12, storage=storage)
+    assert {log.done for log in logs} == {1, 2}
+    stream = read_minari(root / "cartpole" / "random-v3", infos=False)
+    check_rows(stream.to_table(), logs)
     assert not [name for name in stream.columns if "info" in name]
     metadata = stream.metadata
     assert (metadata.alignment, metadata.environments, metadata.layout) == ("arrived", ("CartPole-v1",), "stored")

@@ -58,8 +58,13 @@ def end_early(file: Path, batch: int) -> None:
     file.write_bytes(data)
 
 
+def splits(root: Path, **rows: int) -> None:
+    parts = {name: datasets.Dataset.from_dict(columns(count)) for name, count in rows.items()}
+    datasets.DatasetDict(parts).save_to_disk(str(root))
+
+
 def splits_and_another(root: Path) -> None:
-    datasets.DatasetDict(train=datasets.Dataset.from_dict(columns(9))).save_to_disk(str(root))
+    splits(root, train=9)
     saved(root / "later", 10)
 
 
@@ -169,13 +174,13 @@ def test_nothing_may_follow_the_end_nor_lack(tmp_path: Path) -> None:
         file.write_bytes(data)
     assert formats.open(root).rows == ROWS
     file.write_bytes(data[:-8])  # cut between batches
-    for read in (lambda: DatasetStore().from_dataset(datasets.load_from_disk(str(root))), lambda: formats.open(root)):
-        with pytest.raises(DataError, match="truncated or not finished"):
-            read()
+    with pytest.raises(DataError, match="truncated or not finished"):
+        DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
+    with pytest.raises(DataError, match="truncated or not finished"):
+        formats.open(root)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 100, ROWS])
-@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize(("rows", "batch"), [(0, 1), (1, 100), (100, 1), (100, 100), (ROWS, 100)])
 def test_whole_files_are_never_refused(rows: int, batch: int, tmp_path: Path) -> None:
     write_arrow(tmp_path / "x.arrow", rows, batch=batch)
     whole = datasets.Dataset.from_file(str(tmp_path / "x.arrow"))
@@ -221,24 +226,18 @@ def state_of(root: Path, **changed: Any) -> None:
     (root / "state.json").write_text(json.dumps(state | changed))
 
 
-@pytest.mark.parametrize("name", ["../other/data-00000-of-00001.arrow", "{absolute}", "..", "", 3, None, "a\\b"])
-def test_no_file_outside_of_the_folder(name: Any, tmp_path: Path) -> None:
-    other = saved(tmp_path / "other")
-    root = saved(tmp_path / "root")
-    if name == "{absolute}":
-        name = str(other / "data-00000-of-00001.arrow")
-    state_of(root, _data_files=[{"filename": name}])
-    with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
-        formats.open(root)
-
-
-@pytest.mark.parametrize("listed", [["../other"], ["/"], [], "train", ["train", "train"], [1]])
-def test_no_split_outside_of_the_folder(listed: Any, tmp_path: Path) -> None:
-    saved(tmp_path / "other")
-    saved(tmp_path / "root" / "train")
-    (tmp_path / "root" / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
-    with pytest.raises(DataError, match=r"dataset_dict\.json"):
-        formats.open(tmp_path / "root")
+def test_no_file_or_split_outside_of_the_folder(tmp_path: Path) -> None:
+    other, root = saved(tmp_path / "other"), saved(tmp_path / "root")
+    file = "data-00000-of-00001.arrow"
+    for name in (f"../other/{file}", str(other / file), "..", "", 3, None, "a\\b"):
+        state_of(root, _data_files=[{"filename": name}])
+        with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
+            formats.open(root)
+    saved(tmp_path / "both" / "train")
+    for listed in (["../other"], ["/"], [], "train", ["train", "train"], [1]):
+        (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
+        with pytest.raises(DataError, match=r"dataset_dict\.json"):
+            formats.open(tmp_path / "both")
 
 
 def test_no_link_out_of_the_folder(tmp_path: Path) -> None:
@@ -269,25 +268,27 @@ def test_only_regular_files_are_opened(name: str, tmp_path: Path) -> None:
             formats.open(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"_data_files": {}}', '{"_data_files": []}', "\0"])
-def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
+def test_descriptions_that_are_none(tmp_path: Path) -> None:
     root = saved(tmp_path / "root")
-    (root / "state.json").write_text(text)
-    with pytest.raises(MouseError, match="root"):
-        formats.open(root)
+    for text in ("[" * 100_000, "[]", "{", '{"_data_files": {}}', '{"_data_files": []}', "\0"):
+        (root / "state.json").write_text(text)
+        with pytest.raises(MouseError, match="root"):
+            formats.open(root)
     with (root / "state.json").open("wb") as file:
         file.truncate(1 << 30)  # which is not read
     with pytest.raises(DataError, match=r"state\.json: expected at most"):
         formats.open(root)
 
 
-def test_a_split_without_rows_is_one_too(tmp_path: Path) -> None:
-    parts = {name: datasets.Dataset.from_dict(columns(rows)) for name, rows in (("train", 30), ("eval", 0))}
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "root"))
+def test_several_splits_and_one_without_rows(tmp_path: Path) -> None:
+    splits(tmp_path / "both", train=30, eval=20)
+    store = DatasetStore.open(tmp_path / "both", splits=["eval", "train"])
+    assert [store[row]["action"] for row in (0, 19, 20, 49)] == [0, 19, 0, 29]
+    splits(tmp_path / "root", train=30, eval=0)
     assert formats.open(tmp_path / "root").rows == 30
-    for path, splits in ((tmp_path / "root", ["eval"]), (tmp_path / "root" / "eval", None)):
+    for path, chosen in ((tmp_path / "root", ["eval"]), (tmp_path / "root" / "eval", None)):
         with pytest.raises(DataError, match="expected files of rows"):
-            formats.open(path, splits=splits)
+            formats.open(path, splits=chosen)
 
 
 def test_stores_of_datasets_on_disk_stay_there(tmp_path: Path) -> None:
@@ -307,14 +308,7 @@ def test_stores_of_datasets_on_disk_stay_there(tmp_path: Path) -> None:
     assert len(changed.to_store()) == 5
 
 
-def test_several_splits_are_one_store(tmp_path: Path) -> None:
-    parts = {name: datasets.Dataset.from_dict(columns(rows)) for name, rows in (("train", 30), ("eval", 20))}
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "root"))
-    store = DatasetStore.open(tmp_path / "root", splits=["eval", "train"])
-    assert [store[row]["action"] for row in (0, 19, 20, 49)] == [0, 19, 0, 29]
-
-
-@pytest.mark.parametrize("path", ["recordings", Path("recordings")])
-def test_from_dataset_says_how_a_path_is_opened(path: Any) -> None:
-    with pytest.raises(ConfigError, match=r"found the path 'recordings'; DatasetStore.open.*load_from_disk"):
-        DatasetStore().from_dataset(path)
+def test_from_dataset_says_how_a_path_is_opened() -> None:
+    for path in ("recordings", Path("recordings")):
+        with pytest.raises(ConfigError, match=r"found the path 'recordings'; DatasetStore.open.*load_from_disk"):
+            DatasetStore().from_dataset(path)

@@ -1,6 +1,5 @@
 """RLDS episodes as rows and back."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -46,17 +45,10 @@ def test_rows_are_what_the_environment_returned(kind: str, form: str) -> None:
     stream = read_rlds(episodes, batch_rows=5)
     table = stream.to_table()
     check_rows(table, logs, reward_dtype="float64")
+    assert {read_rlds(episodes, batch_rows=size).digest() for size in (1, 3, 100)} == {rows_digest(table)}
     discounts = table.column("metadata_discount").to_pylist()
     assert discounts[:5] == pytest.approx([1.0, 0.9, 0.9, 0.9, 0.9])
-    assert max(batch.num_rows for batch in read_rlds([rlds_episode(log) for log in logs], batch_rows=5)) <= 6
-
-
-def test_how_rows_are_cut_makes_no_difference() -> None:
-    episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
-    whole = read_rlds(episodes).digest()
-    for size in (1, 3, 100):
-        assert read_rlds(episodes, batch_rows=size).digest() == whole
-        assert rows_digest(read_rlds(episodes, batch_rows=size).to_table()) == whole
+    assert max(batch.num_rows for batch in stream) <= 6
 
 
 def test_what_can_be_read_once_is_refused() -> None:
@@ -75,12 +67,10 @@ def test_what_can_be_read_once_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
 def test_there_and_back(kind: str) -> None:
     rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, kind), 6)])
-    back = read_rlds(lambda: write_rlds(rows))
-    assert back.digest() == rows.digest()
-    first = next(write_rlds(rows))
-    assert [bool(step["is_first"]) for step in first["steps"]] == [True, False, False, False, False]
-    assert [bool(step["is_last"]) for step in first["steps"]] == [False, False, False, False, True]
-    assert [bool(step["is_terminal"]) for step in first["steps"]] == [False, False, False, False, True]
+    assert read_rlds(lambda: write_rlds(rows)).digest() == rows.digest()
+    steps = next(write_rlds(rows))["steps"]
+    flags = [[bool(step[name]) for step in steps] for name in ("is_first", "is_last", "is_terminal")]
+    assert flags == [[True, *[False] * 4], [*[False] * 4, True], [*[False] * 4, True]]
 
 
 @pytest.mark.parametrize("final", ["drop", "mark"])
@@ -103,7 +93,6 @@ def test_an_episode_without_its_last_observation(final: str) -> None:
 
 @pytest.mark.parametrize("final", ["drop", "mark"])
 def test_a_last_step_that_is_a_transition(final: str) -> None:
-    """As Open X has them: the step that is last holds an action and what it brought."""
     logs = list(record(Counting((4, -1, 3)), 3))
     episodes = [rlds_episode(log, complete=False) for log in logs]
     for log, episode in zip(logs, episodes, strict=True):
@@ -193,7 +182,6 @@ def rlds_episodes(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(rlds_episodes(), st.sampled_from([1, 2, 100]))
 def test_what_comes_back_is_what_went_in(episodes: list[dict[str, Any]], batch_rows: int) -> None:
-    """All of it, but what a last step has to say of an action that was never taken."""
     back = list(write_rlds(read_rlds(episodes, batch_rows=batch_rows)))
     assert len(back) == len(episodes)
     for found, given_ in zip(back, episodes, strict=True):
@@ -228,7 +216,6 @@ def check_equal(found: Any, expected: Any) -> None:
 
 
 def test_a_truncated_step_is_not_the_end_of_what_is_worth_something() -> None:
-    """Its discount says that more would have come, also as a trajectory and where no column holds discounts."""
     logs = list(record(Counting((3, -3, -1)), 3))
     rows = read_rlds([rlds_episode(log) for log in logs]).to_table()
     for table, discount in ((rows, 0.9), (rows.drop_columns(["metadata_discount"]), 1.0)):
@@ -251,8 +238,10 @@ def test_what_varies_within_an_episode_stays_with_its_steps() -> None:
 
 def test_stores_and_tables_can_be_written() -> None:
     rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS), 6)])
-    table = rows.to_table()
-    for source in (table, rows.to_store(), rows.to_store().to_dataset()):
+    table, store = rows.to_table(), rows.to_store()
+    assert (store.snapshot().spec["observation"].shape, store.snapshot().spec["action"].shape) == ((3,), (2,))
+    assert store.columns["action"] == pa.list_(pa.float64(), 2)
+    for source in (table, store, store.to_dataset()):
         assert read_rlds(list(write_rlds(source))).digest() == rows.digest()
     without = table.drop_columns(["episode_step", "metadata_discount"])
     back = list(write_rlds(without))
@@ -264,46 +253,33 @@ def test_stores_and_tables_can_be_written() -> None:
         next(write_rlds(rows.replace(metadata=DatasetMetadata("outgoing"))))
 
 
-def change(step: int, **values: Any) -> Callable[[list[dict[str, Any]]], None]:
-    return lambda steps: steps[step].update(values)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "kind", "message"),
+    ("place", "values", "kind", "message"),
     [
-        (change(1, is_first=True), EpisodeError, "episode 1, step 1: expected is_first at the first step"),
-        (change(0, is_first=False), EpisodeError, "episode 1, step 0: expected is_first at the first step"),
-        (change(1, is_last=True), EpisodeError, "episode 1, step 1: expected is_last at the last step only"),
-        (change(2, is_terminal=True), EpisodeError, "episode 1, step 2: expected is_terminal only where is_last"),
-        (
-            change(2, observation=np.zeros(4, np.float32)),
-            DataError,
-            "episode 1, step 2: .*shape \\[3\\].*found \\[4\\]",
-        ),
-        (change(2, reward=np.zeros(2)), DataError, "episode 1, step 2: .*shape"),
-        (lambda steps: steps[2].pop("reward"), MissingFieldError, "episode 1, step 2: expected features"),
-        (lambda steps: [step.update(reward="x") for step in steps], DataError, "reward: expected one number"),
-        (
-            lambda steps: [step.update(observation=np.zeros(3)) for step in steps],
-            DataError,
-            "episode 1: column 'observation': expected .*float",
-        ),
+        (1, {"is_first": True}, EpisodeError, "step 1: expected is_first at the first step"),
+        (0, {"is_first": False}, EpisodeError, "step 0: expected is_first at the first step"),
+        (1, {"is_last": True}, EpisodeError, "step 1: expected is_last at the last step only"),
+        (2, {"is_terminal": True}, EpisodeError, "step 2: expected is_terminal only where is_last"),
+        (2, {"observation": np.zeros(4, np.float32)}, DataError, r"step 2: .*shape \[3\].*found \[4\]"),
+        (2, {"reward": np.zeros(2)}, DataError, "step 2: .*shape"),
+        (2, {"reward": None}, MissingFieldError, "step 2: expected features"),
+        (None, {"reward": "x"}, DataError, "reward: expected one number"),
+        (None, {"observation": np.zeros(3)}, DataError, "column 'observation': expected .*float"),
     ],
 )
-def test_what_does_not_fit_is_named(spoil: Any, kind: type[Exception], message: str) -> None:
+def test_what_does_not_fit_is_named(place: int | None, values: Any, kind: type[Exception], message: str) -> None:
     episodes = [rlds_episode(log) for log in record(Counting((3, 3, 3)), 3)]
-    spoil(episodes[1]["steps"])
-    stream = read_rlds(episodes, path="/data/x")
-    with pytest.raises(kind, match=message) as caught:
-        list(stream)
+    for number, step in enumerate(episodes[1]["steps"]):
+        if place in (number, None):
+            step.update(values)
+            [step.pop(name) for name, value in values.items() if value is None]
+    with pytest.raises(kind, match=f"episode 1.*{message}") as caught:
+        list(read_rlds(episodes, path="/data/x"))
     assert "/data/x" in str(caught.value)
 
 
 def test_nothing_there() -> None:
-    def none() -> Iterator[Any]:
-        yield from ()
-
-    for empty in ([], [{"steps": []}], none):
+    for empty in ([], [{"steps": []}], lambda: iter(())):
         with pytest.raises(DataError, match="expected episodes with steps, found none"):
             read_rlds(empty)
     with pytest.raises(ConfigError, match="iterable of RLDS episodes"):
@@ -312,11 +288,3 @@ def test_nothing_there() -> None:
         read_rlds([], final="keep")
     with pytest.raises(DataError, match="expected 'steps'"):
         read_rlds([{"step": []}])
-
-
-def test_rows_are_a_store() -> None:
-    store = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS), 6)]).to_store()
-    assert store.snapshot().spec["observation"].shape == (3,)
-    assert store.snapshot().spec["action"].shape == (2,)
-    assert isinstance(store[0]["observation"], list)
-    assert store.columns["action"] == pa.list_(pa.float64(), 2)
