@@ -5,9 +5,12 @@ import json
 import os
 import sys
 import threading
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import datasets
 import numpy as np
@@ -48,6 +51,7 @@ def test_texts_are_truncated_and_filled_up_as_the_tokenizer_does(tmp_path: Path,
     ids, mask = encoded([one["text"] for one in DATA], 6, side)
     assert made.rows == made.texts == len(DATA)
     assert list(batch) == ["input_ids", "attention_mask", "score"]
+    assert list(BatchSource(DatasetStore.open(made.path), batch_size=4, windows={}).spec) == list(batch)
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == np.int64
     np.testing.assert_array_equal(batch["input_ids"], ids)
     np.testing.assert_array_equal(batch["attention_mask"], mask)
@@ -188,9 +192,8 @@ def test_parts_of_a_store_share_no_text(tmp_path: Path, recipe: Any) -> None:
     assert sorted(numbers) == list(range(len(DATA)))
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "says"),
-    [
+def test_what_is_no_text_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    wrong: list[tuple[Any, Any, str]] = [
         (iter(["a"]), ConfigError, "read twice"),
         ({"text": ["a"]}, ConfigError, "dict"),
         (3, ConfigError, "int"),
@@ -203,53 +206,46 @@ def test_parts_of_a_store_share_no_text(tmp_path: Path, recipe: Any) -> None:
         (pa.table({"other": ["a"]}), DataError, "'other'"),
         (["\ud800"], DataError, "rows 0..0"),
         ([], DataError, "found none"),
-    ],
-)
-def test_what_is_no_text_is_refused_and_nothing_is_left(tmp_path: Path, source: Any, error: Any, says: str) -> None:
-    with pytest.raises(error, match=says):
-        text.tokenize(source, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    ]
+    for source, error, says in wrong:
+        with pytest.raises(error, match=says):
+            text.tokenize(source, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
+        assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_options_and_tokenizers_that_are_none(tmp_path: Path) -> None:
-    recipe = text.Texts(max_length=4)
-    with pytest.raises(ConfigError, match="pad_id"):
-        text.tokenize(["a"], tokenizer(), tmp_path, recipe)
-    with pytest.raises(ConfigError, match="max_length"):
-        text.Texts(max_length=0)
-    with pytest.raises(ConfigError, match="padding_side"):
-        text.Texts(max_length=1, padding_side="middle")  # type: ignore[arg-type]
-    for recipe_of, taken in [
+    recipe = text.Texts(max_length=4, pad_id=1)
+    wrong: list[tuple[Any, str]] = [
+        (lambda: text.tokenize(["a"], tokenizer(), tmp_path, text.Texts(max_length=4)), "pad_id"),
+        (lambda: text.Texts(max_length=0), "max_length"),
+        (lambda: text.Texts(max_length=1, padding_side="middle"), "padding_side"),  # type: ignore[arg-type]
+        (lambda: text.Tokens(eos_id=-1), "eos_id: expected"),
+        (lambda: text.tokenize(["a"], 3, tmp_path, recipe), "tokenizer"),
+        (lambda: text.tokenize(["a"], "tokenizer.json", tmp_path, recipe), "tokenizer: expected a tokenizers.Token"),
+        (lambda: text.tokenize(["a"], tokenizer(), tmp_path, recipe, split="train"), "split"),
+        (lambda: text.tokenize(["a"], tokenizer(), tmp_path, recipe, num_workers=-1), "num_workers"),
+        (lambda: text.tokenize(["a"], tokenizer(), tmp_path, "texts"), "recipe"),  # type: ignore[arg-type]
+    ]
+    for recipe_of, taken in (
         (text.Texts, ("input_ids", "text")),
         (text.Prompts, ("labels", "label")),
         (text.Pairs, ("chosen_data.input_ids", "chosen")),
-    ]:
-        for name in taken:
-            with pytest.raises(ConfigError, match="keep: expected names of columns other than"):
-                recipe_of(max_length=1, keep={name: "int8"})
-        for wrong_id in (-1, 1 << 31, "x", 1.5, True):
-            with pytest.raises(ConfigError, match="pad_id: expected"):
-                recipe_of(max_length=1, pad_id=wrong_id)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="eos_id: expected"):
-        text.Tokens(eos_id=-1)
+    ):
+        other = "keep: expected names of columns other than"
+        wrong += [(partial(recipe_of, max_length=1, keep={name: "int8"}), other) for name in taken]
+        wrong += [(partial(recipe_of, max_length=1, pad_id=one), "pad_id: ex") for one in (-1, 1 << 31, "x", 1.5, True)]
+    for call, says in wrong:
+        with pytest.raises(ConfigError, match=says):
+            call()
     for wrong_ids in ([[1] * 9], [[1 << 40]], [[None]], [None], [[1.5]], [[-1]], [[1], [1]], "ids"):
         with pytest.raises(DataError, match="tokenizer"):
-            text.tokenize(["a"], lambda _, **__: {"input_ids": wrong_ids}, tmp_path, text.Texts(max_length=4, pad_id=1))  # noqa: B023
+            text.tokenize(["a"], lambda _, **__: {"input_ids": wrong_ids}, tmp_path, recipe)  # noqa: B023
     kept = text.Texts(max_length=1, pad_id=1, keep={"score": "int8"})
     with pytest.raises(DataError, match=r"rows 0..1: Float value 1.5.* was truncated"):
         text.tokenize([{"text": "a", "score": score} for score in (1, 1.5)], tokenizer(), tmp_path, kept)
     (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n{"text\n')
-    for wrong, source, more, says in [
-        (3, ["a"], {}, "tokenizer"),
-        ("tokenizer.json", ["a"], {}, "tokenizer: expected a tokenizers.Tokenizer, such as Tokenizer.from_file"),
-        (tokenizer(), ["a"], {"split": "train"}, "split"),
-        (tokenizer(), ["a"], {"num_workers": -1}, "num_workers"),
-        (tokenizer(), ["a"], {"recipe": "texts"}, "recipe"),
-    ]:
-        with pytest.raises(ConfigError, match=says):
-            text.tokenize(source, wrong, tmp_path, **{"recipe": text.Texts(max_length=4, pad_id=1), **more})
     with pytest.raises(DataError, match="line 2"):
-        text.tokenize(tmp_path / "lines.jsonl", tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=1))
+        text.tokenize(tmp_path / "lines.jsonl", tokenizer(), tmp_path, recipe)
 
 
 def test_the_same_is_made_once_and_another_beside_it(tmp_path: Path) -> None:
@@ -361,9 +357,6 @@ def test_functions_are_known_by_what_they_close_over_and_read(kind: str, monkeyp
             assert said(0) not in before
             monkeypatch.undo()
     assert [said(one) for one in numbers] == before
-
-
-def test_functions_are_known_by_what_runs_and_not_by_the_text_of_their_file() -> None:
     one, other = (lambda *_, **__: [1]), (lambda *_, **__: [2])  # on one line
     assert identity_of(one, "") != identity_of(other, "")
 
@@ -406,29 +399,21 @@ def test_functions_that_nobody_knows_again_need_a_version(tmp_path: Path) -> Non
         assert said == [False, True, False]
 
 
-def test_settings_of_a_tokenizer_change_nothing(tmp_path: Path) -> None:
+def test_settings_of_a_tokenizer(tmp_path: Path) -> None:
     recipe, used = text.Texts(max_length=6, pad_id=PAD), tokenizer()
     first = text.tokenize(DATA, used, tmp_path, recipe)
     used.enable_truncation(2)
     assert text.tokenize(DATA, used, tmp_path, recipe).path == first.path
+    assert used.truncation["max_length"] == 2
     used.add_tokens(["nowhere"])
     assert text.tokenize(DATA, used, tmp_path, recipe).path != first.path
-    assert used.truncation["max_length"] == 2
-
-
-def test_special_tokens_in_texts_are_texts_where_the_tokenizer_says_so(tmp_path: Path) -> None:
-    used, recipe = tokenizer(), text.Texts(max_length=6, pad_id=PAD)
-    made = []
+    used, made = tokenizer(), []
     for used.encode_special_tokens in (False, True):
         made.append(stored(text.tokenize(["is </s>"], used, tmp_path, recipe))["input_ids"][0].tolist())
         assert made[-1][: len(used.encode("is </s>").ids)] == used.encode("is </s>").ids
     assert EOS in made[0]
     assert EOS not in made[1]
-
-
-def test_what_a_tokenizer_pads_with_and_which_side_it_cuts_off_is_another_store(tmp_path: Path) -> None:
-    recipe = text.Texts(max_length=3)
-    made = []
+    recipe, made = text.Texts(max_length=3), []
     for pad_id, side in ((PAD, "right"), (EOS, "right"), (EOS, "left")):
         used = tokenizer()
         used.enable_padding(pad_id=pad_id)
@@ -483,15 +468,10 @@ def test_datasets_on_disk_are_known_by_their_files(tmp_path: Path) -> None:
 
 
 def test_texts_that_change_while_they_are_read_make_no_store(tmp_path: Path) -> None:
-    class Changing:
-        times = 0
-
-        def __iter__(self) -> Any:
-            self.times += 1
-            yield f"read {self.times}"
-
+    changing = MagicMock(spec=["__iter__"])
+    changing.__iter__.side_effect = (iter([f"read {number}"]) for number in count())
     with pytest.raises(DataError, match="expected the same texts at the second reading"):
-        text.tokenize(Changing(), Called(), tmp_path, text.Texts(max_length=4))
+        text.tokenize(changing, Called(), tmp_path, text.Texts(max_length=4))
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
@@ -518,16 +498,9 @@ FAILS: list[bool] = []
 
 
 def test_several_at_once_make_one_store(tmp_path: Path) -> None:
-    begun, found = len(text_cases.SEEN), []
-
-    def work() -> None:
-        found.append(text.tokenize(["some words"] * 3000, Called(), tmp_path, text.Texts(max_length=4)))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    begun, texts, recipe = len(text_cases.SEEN), ["some words"] * 3000, text.Texts(max_length=4)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: text.tokenize(texts, Called(), tmp_path, recipe), range(4)))
     assert len({one.path for one in found}) == 1
     assert sorted(one.reopened for one in found) == [False, True, True, True]
     assert sum(text_cases.SEEN[begun:]) == 3000
@@ -543,9 +516,3 @@ def test_processes_make_what_a_thread_makes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(stored(many)[name], values)
     with pytest.raises(ConfigError, match="pickled"):
         text.tokenize(DATA, lambda texts, **_: {}, tmp_path, recipe, num_workers=1)
-
-
-def test_a_store_says_its_fields_by_itself(tmp_path: Path) -> None:
-    made = text.tokenize(DATA, tokenizer(), tmp_path, text.Texts(max_length=4, pad_id=PAD))
-    store = DatasetStore.open(made.path)
-    assert list(BatchSource(store, batch_size=4, windows={}).spec) == ["input_ids", "attention_mask"]

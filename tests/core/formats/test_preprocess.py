@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -126,23 +127,21 @@ def test_nothing_is_done_twice(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "state.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
+def test_other_rows_or_another_function_are_told_apart(tmp_path: Path) -> None:
+    def run(rows: int = ROWS, function: Any = doubled, **options: Any) -> None:
+        preprocess(example_store(rows), function, tmp_path / "new", **options)
+
+    run()
+    others: list[tuple[dict[str, Any], str]] = [
         ({"function": sums, "columns": ["reward", "episode_step"]}, "function, code of the function, columns"),
         ({"function": partial(doubled, factor=3.0)}, "code of the function"),
         ({"version": "2"}, "version"),
         ({"rows": 200}, "rows"),
         ({"columns": ["observation", "reward"]}, "columns"),
-    ],
-)
-def test_other_rows_or_another_function_are_told_apart(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
-    def run(rows: int = ROWS, function: Any = doubled, **options: Any) -> None:
-        preprocess(example_store(rows), function, tmp_path / "new", **options)
-
-    run()
-    with pytest.raises(ConfigError, match=f"was made with other inputs, which differ in {what}; give another path"):
-        run(**changes)
+    ]
+    for changes, what in others:
+        with pytest.raises(ConfigError, match=f"was made with other inputs, which differ in {what}; give another path"):
+            run(**changes)
 
 
 def with_one_other(row: int) -> pa.Table:
@@ -156,9 +155,7 @@ def test_one_row_of_others_is_enough(tmp_path: Path) -> None:
     assert by_reward(tmp_path, a_sum, with_one_other(0)).reopened
     other = np.array([row for row in range(1, ROWS - 1) if row % 43])[100]
     by_reward(tmp_path, a_sum, with_one_other(int(other)), "other")
-    with pytest.raises(
-        ConfigError, match=r"was made with other inputs, which differ in some of the rows \d+\.\.\d+; give"
-    ):
+    with pytest.raises(ConfigError, match=r"made with other inputs, which differ in some of the rows \d+\.\.\d+; give"):
         by_reward(tmp_path, a_sum, with_one_other(int(other) + 1), "other")
     # What is half done, too.
     function = stopped(tmp_path, 7, with_one_other(20), "half")
@@ -175,26 +172,26 @@ def in_place(rows: dict[str, Any], *, column: str) -> dict[str, Any]:
     return rows
 
 
-@pytest.mark.parametrize("column", ["reward", "flag", "task"])
-def test_changes_in_place_are_refused(column: str, tmp_path: Path) -> None:
+def test_changes_in_place_are_refused(tmp_path: Path) -> None:
     columns: dict[str, Any] = {name: list(example_columns(20)[name]) for name in ("action", "reward", "done")}
     table = pa.table({**columns, "flag": [row > 3 for row in range(20)], "task": [f"task {row}" for row in range(20)]})
-    with pytest.raises(WorkerError, match="read-only"):
-        preprocess(table, partial(in_place, column=column), tmp_path / "new")
+    for column in ("reward", "flag", "task"):
+        with pytest.raises(WorkerError, match="read-only"):
+            preprocess(table, partial(in_place, column=column), tmp_path / "new")
 
 
-@pytest.mark.parametrize("said", ["", "{", "[]", "no parts", "no facts", "no fingerprint"])
-def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> None:
+def test_a_note_that_is_damaged_says_what_to_do(tmp_path: Path) -> None:
     function = stopped(tmp_path, 4)
     job = tmp_path / ".new.preprocessing" / "job.json"
-    if said.startswith("no "):
-        noted = json.loads(job.read_text())
-        del noted[said[3:]]
-        said = json.dumps(noted)
-    job.write_text(said)
-    with pytest.raises(DataError, match=r"job\.json.*delete the folder .*\.new\.preprocessing'?, and call again"):
-        by_reward(tmp_path, function)
-    assert job.exists()
+    noted = json.loads(job.read_text())
+    without = [
+        {key: value for key, value in noted.items() if key != name} for name in ("parts", "facts", "fingerprint")
+    ]
+    for said in ("", "{", "[]", *map(json.dumps, without)):
+        job.write_text(said)
+        with pytest.raises(DataError, match=r"job\.json.*delete the folder .*\.new\.preprocessing'?, and call again"):
+            by_reward(tmp_path, function)
+        assert job.exists()
 
 
 ANEW = """
@@ -337,24 +334,19 @@ def test_what_was_made_before_an_error_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "calls").stat().st_size == 4 + len(list((tmp_path / "new").glob("*.arrow"))) - 3
 
 
-def test_unfinished_work_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
-    function = stopped(tmp_path, 3)
+def test_unfinished_work_of_something_else_is_not_taken_over_and_a_file_that_was_cut_is_made_again(
+    tmp_path: Path,
+) -> None:
+    function = stopped(tmp_path, 4)
     with pytest.raises(ConfigError, match=r"unfinished work with other inputs, which differ in rows; finish it"):
         by_reward(tmp_path, function, 200)
-
-
-def test_a_file_that_was_cut_is_made_again(tmp_path: Path) -> None:
-    function = stopped(tmp_path, 4)
     (part,) = (tmp_path / ".new.preprocessing").glob("part-00001-*.arrow")
     os.truncate(part, part.stat().st_size - 8)
     assert columns_of(by_reward(tmp_path, function).path)["reward"] == example_columns(ROWS)["reward"].tolist()
 
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(pa.ipc, "new_stream", full)
+    monkeypatch.setattr(pa.ipc, "new_stream", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(StorageError, match="No space left on device") as caught:
         preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"])
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes through processes
@@ -398,20 +390,18 @@ def test_functions_that_cannot_be_used(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        (20, {"columns": ["rewards"]}, r"columns: expected names among .*, found 'rewards'"),
-        (0, {}, "rows: expected at least one row, found none"),
-        (20, {"num_workers": -1}, "num_workers"),
-        (20, {"block_rows": 0}, "block_rows"),
-        (20, {}, "expected a path that does not exist"),
-    ],
-)
-def test_bad_options_are_refused(rows: int, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with pytest.raises(ConfigError, match=message):
-        preprocess(example_store(rows) if rows else DatasetStore(), sums, tmp_path / "new", **options)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (example_store(20), {"columns": ["rewards"]}, r"columns: expected names among .*, found 'rewards'"),
+        (DatasetStore(), {}, "rows: expected at least one row, found none"),
+        (example_store(20), {"num_workers": -1}, "num_workers"),
+        (example_store(20), {"block_rows": 0}, "block_rows"),
+        (example_store(20), {}, "expected a path that does not exist"),
+    ]
+    for rows, options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            preprocess(rows, sums, tmp_path / "new", **options)
 
 
 def test_small_rows_are_still_work_for_several_processes(tmp_path: Path) -> None:
