@@ -180,8 +180,7 @@ def encode(file: Path, frames: Sequence[npt.NDArray[np.uint8]]) -> None:
         container.mux(stream.encode())
 
 
-@pytest.mark.parametrize("final", ["drop", "mark"])
-@pytest.mark.parametrize("size", [1, 2, 8192])
+@pytest.mark.parametrize(("final", "size"), [("drop", 1), ("drop", 8192), ("mark", 1), ("mark", 2)])
 def test_rows_are_what_was_recorded(final: str, size: int, tmp_path: Path) -> None:
     robot = Robot()
     stream = formats.open(robot.write(tmp_path / "set"), final=final, batch_rows=size)
@@ -292,7 +291,7 @@ IMAGE = "observation.images.top"
             ("features", "action", "shape"),
             [7],
             DataError,
-            r"-000\.parquet: action: expected float32 \[7\], found shape",
+            r"-000\.parquet: action: expected float32 \[7\], found",
         ),
     ],
 )
@@ -315,10 +314,7 @@ def test_descriptions_that_cannot_be(
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     robot = Robot(cameras=["top"])
     for part, message in (
-        (
-            "videos/observation.images.top/chunk-000/file-001.mp4",
-            "expected a readable video, found .* in episode 2",
-        ),
+        ("videos/observation.images.top/chunk-000/file-001.mp4", "expected a readable video, found .* in episode 2"),
         ("data/chunk-000/file-001.parquet", "file-001.parquet: expected a file of frames"),
         ("meta/episodes/chunk-000/file-000.parquet", "expected Parquet files with episodes, found none"),
     ):
@@ -331,15 +327,11 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
 def test_frames_out_of_order_are_found(tmp_path: Path) -> None:
     robot = Robot()
     robot.frame[2], robot.frame[3] = 3, 2
-    with pytest.raises(
-        DataError, match=r"file-000\.parquet: expected frame 2 of episode 0, found frame 3 of episode 0"
-    ):
+    with pytest.raises(DataError, match=r"-000\.parquet: expected frame 2 of episode 0, found frame 3 of episode 0"):
         rows_again(read_lerobot(robot.write(tmp_path / "set"), final="drop"))
 
 
 class DepthRobot(Robot):
-    """A robot with a depth camera, whose frames have all of so many bits."""
-
     bits = 12
 
     def depth(self, place: int) -> npt.NDArray[np.uint16]:
@@ -373,9 +365,7 @@ def depth_camera(said: dict[str, Any], shape: tuple[int, ...] = (*SIDE, 1)) -> C
 
 
 @pytest.mark.parametrize("said", [{"video.pix_fmt": "gray12le", "is_depth_map": True}, {"is_depth_map": True}])
-def test_depth_videos_keep_all_of_their_bits(
-    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_depth_videos_keep_all_of_their_bits(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     robot = DepthRobot((3, 2), cameras=["depth"])
     monkeypatch.setattr(f"{__name__}.encode", encode_depth)
     root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera(said))
@@ -408,33 +398,26 @@ def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pyte
     zeros = np.zeros(SIDE, np.uint16)
     np.testing.assert_array_equal(found, [*map(robot.depth, range(3)), zeros, *map(robot.depth, range(3, 5)), zeros])
     plain = robot.write(tmp_path / "p", kind="image", files=[[0, 1]], change=depth_camera({}))
-    with pytest.raises(
-        DataError, match=r"frame 0 of episode 0: observation.images.depth: expected pixels 0\.\.255, found"
-    ):
+    with pytest.raises(DataError, match=r"0 of episode 0: observation.images.depth: expected pixels 0\.\.255, found"):
         read_lerobot(plain, final="drop").to_table()
 
 
 def test_pictures_in_files_of_rows_stay_as_they_are(tmp_path: Path) -> None:
-    """They are a tenth of their pixels or less, and batches have them decoded."""
     robot = Robot((5, 3, 7, 4), cameras=["top", "wrist"])
     root = robot.write(tmp_path / "set", kind="image")
     for size, final in ((1, "mark"), (3, "drop"), (8192, "mark")):
         table = read_lerobot(root, final=final, batch_rows=size).to_table()
         assert str(table.schema.field("observation.images.top").type) == "struct<bytes: binary, path: string>"
         marked = table["observation_missing"].to_pylist() if final == "mark" else [0] * 19
-        pictures = [
-            None if gone else encode_png(robot.picture(1, k)) for k, gone in zip(places(marked), marked, strict=True)
-        ]
+        seen = list(zip(places(marked), marked, strict=True))
         found = table["observation.images.wrist"].to_pylist()
-        assert [None if one is None else one["bytes"] for one in found] == pictures
+        wanted = [None if gone else encode_png(robot.picture(1, k)) for k, gone in seen]
+        assert [one and one["bytes"] for one in found] == wanted
     store = DatasetStore.open(root, final="mark")
     batch = BatchSource(store, 23, 1, sampling="last")[0]
     for number, camera in enumerate(("top", "wrist")):
-        wanted = [
-            np.zeros((*SIDE, 3)) if one is None else robot.picture(number, k)
-            for k, one in zip(places(marked), pictures, strict=True)
-        ]
-        np.testing.assert_array_equal(batch[f"observation.images.{camera}"][0], wanted)
+        frames = [robot.picture(number, k) * (not gone) for k, gone in seen]
+        np.testing.assert_array_equal(batch[f"observation.images.{camera}"][0], frames)
     again = tmp_path / "again"
     write_lerobot(store, again, images="png", frames_per_second=FPS)
     found = read_lerobot(again, final="drop").to_table()["observation.images.top"].to_pylist()
@@ -453,11 +436,8 @@ def changed(file: Path, name: str, column: Any) -> None:
     pq.write_table(table.append_column(name, column) if place < 0 else table.set_column(place, name, column), file)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
-@pytest.mark.parametrize("dtype", ["bool", "float32", "int64"])
+@pytest.mark.parametrize(("shape", "dtype"), [((3,), "bool"), ((2, 3), "float32"), ((2, 3, 2), "int64")])
 def test_features_of_any_shape_are_read(shape: tuple[int, ...], dtype: str, tmp_path: Path) -> None:
-    """Also of several dimensions as datasets writes them, which is imported here."""
-
     def change(info: dict[str, Any]) -> None:
         info["features"]["observation.contact"] = {"dtype": dtype, "shape": [*shape], "names": None}
 
@@ -516,11 +496,7 @@ def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_pa
             file.write_bytes(file.read_bytes()[:-40])
     else:  # frames of an episode that nothing says
         pq.write_table(table.slice(0, 3), listed)
-    with pytest.raises(
-        DataError,
-        match=r"the recording was interrupted, skip_broken=True .* reads its complete "
-        "episodes",
-    ):
+    with pytest.raises(DataError, match=r"the recording was interrupted, skip_broken=True .* reads its complete"):
         read_lerobot(root, final="drop")
     stream = formats.open(root, final="drop", skip_broken=True)
     whole = [5, 3] if way == "no footer" else [5, 3, 7]
@@ -529,9 +505,7 @@ def test_whole_episodes_are_read_of_a_recording_that_was_killed(way: str, tmp_pa
     assert len(stream.to_store()) == len(DatasetStore.open(root, final="drop", skip_broken=True)) == sum(whole)
 
 
-def test_unknown_options_are_refused_before_files_are_looked_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_options_are_refused_before_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Robot().write(tmp_path / "set")
     monkeypatch.setattr("mouse_core.formats.lerobot.reading.read_description", None)
     with pytest.raises(ConfigError, match="colour"):

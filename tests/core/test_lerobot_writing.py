@@ -88,10 +88,7 @@ def root(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written") / "robot"
     done = write_lerobot(rows.stream(), folder, images=LOSSLESS, frames_per_second=FPS, shard_bytes=2000)
     assert done.rows == len(rows.frames())
-    assert done.pictures == (
-        f"observation.images.top: frames of videos, {LOSSLESS[6:]}",
-        f"observation.images.wrist: frames of videos, {LOSSLESS[6:]}",
-    )
+    assert done.pictures == tuple(f"{name}: frames of videos, {LOSSLESS[6:]}" for name in (TOP, WRIST))
     return folder
 
 
@@ -151,9 +148,8 @@ def test_videos_have_the_frames_where_episodes_say(rows: Rows, root: Path) -> No
             end = one[f"videos/{key}/to_timestamp"]
             assert end == pytest.approx(one[f"videos/{key}/from_timestamp"] + one["length"] / FPS)
             wanted = rows.columns[column][first[number] : first[number] + one["length"]]
-            np.testing.assert_array_equal(
-                frames[begin : begin + one["length"]], np.broadcast_to(wanted, (*wanted.shape[:3], 3))
-            )
+            wanted = np.broadcast_to(wanted, (*wanted.shape[:3], 3))
+            np.testing.assert_array_equal(frames[begin : begin + one["length"]], wanted)
 
 
 def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
@@ -180,14 +176,8 @@ def test_reading_it_gives_the_rows(rows: Rows, root: Path) -> None:
     assert store.metadata.dimensions["action"] == tuple("abcd")
 
 
-KEYS = {
-    "observation.images.front.left",
-    "observation.arm.left.force",
-    "action",
-    "action.hand.grip",
-    "gps.fix",
-    "next.hand.force",
-}
+KEYS = {"observation.images.front.left", "observation.arm.left.force", "action", "action.hand.grip"}
+KEYS |= {"gps.fix", "next.hand.force"}
 
 
 def more(columns: dict[str, Any]) -> dict[str, Any]:
@@ -252,9 +242,7 @@ def test_rates_and_robots_of_several_are_said(tmp_path: Path) -> None:
     store = DatasetStore()
     for table, rate, robot in ((one, 10, "arm"), (other, 30, "hand")):
         store.from_dataset(with_metadata(table, DatasetMetadata(frames_per_second=[rate], robots=[robot])))
-    with pytest.raises(
-        ConfigError, match=r"expected rows with the same rate, found the rates \[10.0, 30.0\] per second"
-    ):
+    with pytest.raises(ConfigError, match=r"rows with the same rate, found the rates \[10.0, 30.0\] per second"):
         write_lerobot(store, tmp_path / "robot", images="png")
     done = write_lerobot(store, tmp_path / "robot", images="png", frames_per_second=10)
     assert any("expected one robot, found arm, hand" in one for one in done.pictures)
@@ -271,19 +259,13 @@ def test_statistics_are_those_of_all_frames(rows: Rows, root: Path) -> None:
         ("next.reward", rows.columns["reward"][brought][:, None]),
     ):
         numbers = values.astype(np.float64)
-        for name, wanted in (
-            ("min", numbers.min(0)),
-            ("max", numbers.max(0)),
-            ("mean", numbers.mean(0)),
-            ("std", numbers.std(0)),
-            ("count", [len(numbers)]),
-        ):
-            np.testing.assert_allclose(stats[key][name], wanted, rtol=1e-6, err_msg=f"{key} {name}")
+        assert stats[key]["count"] == [len(numbers)]
+        for name in ("min", "max", "mean", "std"):
+            np.testing.assert_allclose(stats[key][name], getattr(numbers, name)(0), rtol=1e-6, err_msg=f"{key} {name}")
         of_episode = [numbers[rows.episode[seen] == number] for number in range(4)]
         for name, share in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
             each = [np.quantile(one, share, axis=0) for one in of_episode]
-            for number, one in enumerate(each):
-                np.testing.assert_allclose(episodes[number][f"stats/{key}/{name}"], one, rtol=1e-6)
+            np.testing.assert_allclose([one[f"stats/{key}/{name}"] for one in episodes], each, rtol=1e-6)
             wanted = np.average(each, axis=0, weights=[len(one) for one in of_episode])
             np.testing.assert_allclose(stats[key][name], wanted, rtol=1e-6)
     pixels = rows.columns[TOP][seen] / 255
@@ -297,10 +279,7 @@ def test_statistics_are_those_of_all_frames(rows: Rows, root: Path) -> None:
 
 def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> None:
     done = write_lerobot(rows.table(), tmp_path / "robot", images=["jpeg:90", f"{TOP}=png"])
-    assert done.pictures[:2] == (
-        "observation.images.top: png",
-        "observation.images.wrist: jpeg of quality 90, which changes pixels",
-    )
+    assert done.pictures[:2] == (f"{TOP}: png", f"{WRIST}: jpeg of quality 90, which changes pixels")
     assert "30 frames a second are assumed" in done.pictures[2]
     found = tables(tmp_path / "robot").column("observation.images.top").to_pylist()
     seen, _ = np.array(rows.frames()).T
@@ -312,10 +291,8 @@ def test_pictures_may_lie_in_the_files_of_frames(rows: Rows, tmp_path: Path) -> 
 def test_rows_need_no_pictures_nor_tasks(tmp_path: Path) -> None:
     step = np.arange(8) % 4
     columns = {"action": step % 2, "reward": step / 8, "done": np.where(step == 3, 2, 0), "observation_discrete": step}
-    rows = with_metadata(
-        pa.table({**columns, "episode_step": step}), DatasetMetadata("arrived", environments=["Lake-v1"])
-    )
-    store = DatasetStore().from_dataset(rows)
+    metadata = DatasetMetadata("arrived", environments=["Lake-v1"])
+    store = DatasetStore().from_dataset(with_metadata(pa.table({**columns, "episode_step": step}), metadata))
     write_lerobot(store, tmp_path / "robot", frames_per_second=2.5, robot_type="arm")
     said = info_of(tmp_path / "robot")
     assert (said["fps"], said["robot_type"]) == (2.5, "arm")
@@ -358,12 +335,9 @@ def missing(rows: Rows) -> pa.Table:
 
 
 def blind(rows: Rows) -> pa.Table:
-    there = pa.array([None if k == 3 else encode_png(one) for k, one in enumerate(rows.columns[TOP])], pa.binary())
-    struct = pa.StructArray.from_arrays(
-        [there, pa.nulls(len(there), pa.string())], ["bytes", "path"], mask=there.is_null()
-    )
-    table = rows.table()
-    return table.set_column(table.schema.get_field_index(TOP), TOP, struct)
+    images = [None if k == 3 else {"bytes": encode_png(one), "path": None} for k, one in enumerate(rows.columns[TOP])]
+    struct = pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    return rows.table().set_column(rows.table().schema.get_field_index(TOP), TOP, struct)
 
 
 def without_action(rows: Rows) -> RowStream:
@@ -376,39 +350,34 @@ def called(name: str) -> Any:
     return lambda rows: rows.table().rename_columns([name if one == TOP else one for one in rows.table().column_names])
 
 
+def of_metadata(metadata: DatasetMetadata) -> Any:
+    return lambda rows: with_metadata(rows.table(), metadata)
+
+
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "options", "error", "message"),
     [
-        ({"images": "raw"}, ConfigError, "expected videos, png or jpeg, the image formats of LeRobot, found 'raw'"),
-        ({"frames_per_second": 0}, ConfigError, r"frames_per_second \(--fps\): expected a positive number"),
-        ({"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
-        ({"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
-        (uneven, DataError, r"\['sometimes'\]: expected the same features in all episodes"),
-        (missing, DataError, "expected at most the last observation of an episode to be marked as missing"),
-        (blind, DataError, f"column '{TOP}': expected an image in every row, found 1 rows without an image"),
-        (without_action, DataError, "expected a column 'action'"),
-        (DatasetMetadata("outgoing"), SchemaError, "expected rows of alignment 'arrived'"),
-        (DatasetMetadata("arrived", tasks={5: "x"}), DataError, "expected rows with the tasks .5."),
-        *(
-            (called(f"metadata_{name}"), DataError, "expected the name of a feature")
-            for name in ("../../out", "metadata/x", "")
-        ),
-        (called("timestamp"), DataError, "expected a feature name that is not used yet"),
+        (Rows.table, {"images": "raw"}, ConfigError, "expected videos, png or jpeg, the image formats of LeRobot, fou"),
+        (Rows.table, {"frames_per_second": 0}, ConfigError, r"frames_per_second \(--fps\): expected a positive number"),
+        (Rows.table, {"images": {"reward": "png"}}, ConfigError, "expected one of the image columns"),
+        (Rows.table, {"shard_bytes": "many"}, ConfigError, r"shard_bytes \(--max-shard-size\): expected bytes"),
+        (uneven, {}, DataError, r"\['sometimes'\]: expected the same features in all episodes"),
+        (missing, {}, DataError, "expected at most the last observation of an episode to be marked as missing"),
+        (blind, {}, DataError, f"column '{TOP}': expected an image in every row, found 1 rows without an image"),
+        (without_action, {}, DataError, "expected a column 'action'"),
+        (of_metadata(DatasetMetadata("outgoing")), {}, SchemaError, "expected rows of alignment 'arrived'"),
+        (of_metadata(DatasetMetadata("arrived", tasks={5: "x"})), {}, DataError, "expected rows with the tasks .5."),
+        (called("metadata_../../out"), {}, DataError, "expected the name of a feature"),
+        (called("metadata_metadata/x"), {}, DataError, "expected the name of a feature"),
+        (called("metadata_"), {}, DataError, "expected the name of a feature"),
+        (called("timestamp"), {}, DataError, "expected a feature name that is not used yet"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    make: Any, error: type[Exception], message: str, rows: Rows, tmp_path: Path
+    make: Any, options: dict[str, Any], error: type[Exception], message: str, rows: Rows, tmp_path: Path
 ) -> None:
-    options = make if isinstance(make, dict) else {"images": "png"}
-    written = (
-        with_metadata(rows.table(), make)
-        if isinstance(make, DatasetMetadata)
-        else make(rows)
-        if callable(make)
-        else None
-    )
     with pytest.raises(error, match=message):
-        write_lerobot(rows.table() if written is None else written, tmp_path / "robot", **options)
+        write_lerobot(make(rows), tmp_path / "robot", **{"images": "png"} | options)
     assert not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -48,32 +49,20 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert len(found) == ROWS
 
 
-@pytest.mark.parametrize(
-    "name", ["typo", "./typo", "recordings/typo", "/typo/typo", "typo/", "org/data.parquet", "a b/c"]
-)
-def test_a_mistyped_path_asks_no_network(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_mistyped_path_asks_no_network_and_an_error_of_the_hub_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def asked(*ignored: object, **also: object) -> None:
-        raise AssertionError("the Hub was asked")
-
+    asked = Mock(side_effect=datasets.exceptions.DatasetNotFoundError("'org/typo' doesn't exist on the Hub\nor so"))
     monkeypatch.setattr(datasets, "load_dataset", asked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recordings").mkdir()
-    assert run(name) == 2
-    shown = capsys.readouterr().err.strip()
-    assert shown == (
-        f"mouse view: expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
-    )
-
-
-def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(name: str) -> None:
-        raise datasets.exceptions.DatasetNotFoundError(f"Dataset {name!r} doesn't exist on the Hub\nor so")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    hub = "expected a file or folder, or namespace/name of a dataset on the Hub"
+    for name in ("typo", "./typo", "recordings/typo", "/typo/typo", "typo/", "org/data.parquet", "a b/c"):
+        assert run(name) == 2
+        assert capsys.readouterr().err.strip() == f"mouse view: {hub}, found no file {name!r}"
+    asked.assert_not_called()
     assert run("org/typo") == 2
-    assert capsys.readouterr().err == "mouse view: the Hub: Dataset 'org/typo' doesn't exist on the Hub\n"
+    assert capsys.readouterr().err == "mouse view: the Hub: 'org/typo' doesn't exist on the Hub\n"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,29 +70,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"mouse-data \S.*\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("{tmp}",), "no format recognised in a folder of nothing"),
-        (("{folder}", "--split", "eval"), "split: expected one of ['train'], found 'eval'"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    arguments: tuple[str, ...], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_mistakes_and_interruptions_are_told_in_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 2
-    shown = capsys.readouterr().err.strip()
-    assert shown.startswith("mouse view: ")
-    assert message in shown
-    assert "\n" not in shown
-
-
-def test_an_interruption_ends_a_command_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*ignored: object, **also: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mouse_core.inspect.inspect", stopped)
+    for arguments, message in (
+        ((tmp_path,), "no format recognised in a folder of nothing"),
+        ((folder, "--split", "eval"), "split: expected one of ['train'], found 'eval'"),
+    ):
+        assert run(*arguments) == 2
+        shown = capsys.readouterr().err.strip()
+        assert shown.startswith("mouse view: ")
+        assert message in shown
+        assert "\n" not in shown
+    monkeypatch.setattr("mouse_core.inspect.inspect", Mock(side_effect=KeyboardInterrupt))
     assert main(["inspect", str(folder)]) == 130
     assert capsys.readouterr().err == "mouse inspect: interrupted\n"

@@ -58,9 +58,7 @@ def steps(
         },
     }
     if used is not None:
-        data = changed(
-            data, lambda values: np.where(np.arange(n).reshape(-1, *[1] * (values.ndim - 1)) < used, values, 0)
-        )
+        data = changed(data, lambda values: np.concatenate([values[:used], np.zeros_like(values[used:])]))
     return data
 
 
@@ -105,9 +103,8 @@ def test_layouts_lose_nothing(lengths: list[int], shift: int, open_end: bool) ->
     stops = np.cumsum(lengths)[:-1]
     for found, root in zip(nested["observation"], np.split(data["observation"], stops), strict=True):
         assert np.array_equal(found[:-1], root)
-    for found, following in zip(
-        nested["camera"]["pixels"], np.split(data["next"]["camera"]["pixels"], stops), strict=True
-    ):
+    brought = np.split(data["next"]["camera"]["pixels"], stops)
+    for found, following in zip(nested["camera"]["pixels"], brought, strict=True):
         assert np.array_equal(found[1:], following)
     same(Nested2TED(nested), ring)
     same(Nested2TED()(TED2Nested(shift=shift)(ring)), ring)
@@ -174,31 +171,22 @@ def expected(lengths: list[int], data: dict[str, Any]) -> dict[str, list[Any]]:
     for length in lengths:
         for step in range(length + 1):
             t = begin + step - 1
-            first = step == 0
-            rows["observation"].append(
-                (data["observation"][begin] if first else data["next"]["observation"][t]).tolist()
-            )
+            first, after = step == 0, data["next"]
+            rows["observation"].append((data["observation"][begin] if first else after["observation"][t]).tolist())
             rows["action"].append([0.0, 0.0] if first else data["action"][t].tolist())
-            rows["reward"].append(0.0 if first else float(data["next"]["reward"][t, 0]))
-            rows["done"].append(
-                0 if first else 1 if data["next"]["terminated"][t, 0] else 2 if data["next"]["truncated"][t, 0] else 0
-            )
+            rows["reward"].append(0.0 if first else float(after["reward"][t, 0]))
+            rows["done"].append(0 if first else 1 if after["terminated"][t, 0] else 2 * int(after["truncated"][t, 0]))
             rows["step"].append(step)
         begin += length
     return rows
 
 
 def rows_of(data: dict[str, Any], lengths: list[int]) -> RowStream:
-    table = pa.table(
-        {
-            **{name: values for name, values in expected(lengths, data).items() if name in ("reward", "done")},
-            "action": pa.array(expected(lengths, data)["action"], pa.list_(pa.float32(), 2)),
-            "episode_step": expected(lengths, data)["step"],
-            "observation": pa.array(expected(lengths, data)["observation"], pa.list_(pa.float32(), 3)),
-            "metadata_level": [float(k) for k in range(sum(lengths) + len(lengths))],
-        }
-    )
-    return stream_of(table)
+    rows = expected(lengths, data)
+    rows["action"] = pa.array(rows["action"], pa.list_(pa.float32(), 2))
+    rows["observation"] = pa.array(rows["observation"], pa.list_(pa.float32(), 3))
+    rows["episode_step"] = rows.pop("step")
+    return stream_of(pa.table(rows | {"metadata_level": np.arange(len(rows["reward"]), dtype=float)}))
 
 
 def stream_of(table: pa.Table, size: int = 5) -> RowStream:
@@ -257,24 +245,16 @@ def test_any_rows_survive(
     lengths: list[int], size: int, layout: str, codes: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rng = np.random.default_rng(0)
-    ends = [code if length else 0 for code, length in zip(codes, lengths, strict=False)]
+    step = np.concatenate([np.arange(length + 1) for length in lengths])
+    ends = [[0] * length + [code if length else 0] for length, code in zip(lengths, codes, strict=False)]
     table = pa.table(
         {
-            "action": rng.integers(0, 9, sum(lengths) + len(lengths)),
-            "reward": np.concatenate([[0.0, *rng.normal(size=length)] for length in lengths]),
-            "done": [
-                end if step == length else 0
-                for length, end in zip(lengths, ends, strict=True)
-                for step in range(length + 1)
-            ],
-            "episode_step": [step for length in lengths for step in range(length + 1)],
-            "observation": pa.array(
-                rng.normal(size=(sum(lengths) + len(lengths), 2)).tolist(), pa.list_(pa.float64(), 2)
-            ),
+            "action": np.where(step == 0, 0, rng.integers(0, 9, len(step))),
+            "reward": np.where(step == 0, 0, rng.normal(size=len(step))),
+            "done": np.concatenate(ends),
+            "episode_step": step,
+            "observation": pa.array(rng.normal(size=(len(step), 2)).tolist(), pa.list_(pa.float64(), 2)),
         }
-    )
-    table = table.set_column(
-        0, "action", pa.array(np.where(np.array(table.column("episode_step")) == 0, 0, table.column("action")))
     )
     stream = stream_of(table, size)
     folder = tmp_path_factory.mktemp("ted") / "data"
@@ -305,15 +285,8 @@ def test_refusals_of_the_writer(tmp_path: Path) -> None:
 
 def test_one_hot_actions_become_numbers(tmp_path: Path) -> None:
     chosen = np.array([2, 0, 1, 2])
-    data = {
-        "observation": np.arange(4.0)[:, None],
-        "action": np.eye(3, dtype=np.int64)[chosen],
-        "next": {
-            "observation": np.arange(1.0, 5)[:, None],
-            "reward": np.ones((4, 1)),
-            "done": np.array([[0], [0], [0], [1]], bool),
-        },
-    }
+    after = {"observation": np.arange(1.0, 5)[:, None], "reward": np.ones((4, 1)), "done": np.eye(4, dtype=bool)[3:].T}
+    data = {"observation": np.arange(4.0)[:, None], "action": np.eye(3, dtype=np.int64)[chosen], "next": after}
     memmap(tmp_path / "td", data, batch=(4,))
     stream = read_ted(tmp_path / "td")
     assert stream.to_table().column("action").to_pylist() == [0, 2, 0, 1, 2]
@@ -367,12 +340,8 @@ def memmap(folder: Path, data: dict[str, Any], batch: tuple[int, ...]) -> None:
             about[name] = {"type": "TensorDict"}
             memmap(folder / name, values, batch)
         else:
-            about[name] = {
-                "device": "cpu",
-                "shape": list(values.shape),
-                "dtype": f"torch.{values.dtype}",
-                "is_nested": False,
-            }
+            about[name] = {"device": "cpu", "shape": list(values.shape), "is_nested": False}
+            about[name]["dtype"] = f"torch.{values.dtype}"
             (folder / f"{name}.memmap").write_bytes(np.ascontiguousarray(values).tobytes())
     (folder / "meta.json").write_text(json.dumps(about))
 
@@ -380,17 +349,14 @@ def memmap(folder: Path, data: dict[str, Any], batch: tuple[int, ...]) -> None:
 def test_trajectories_of_maniskill_are_called_so(tmp_path: Path) -> None:
     """Their groups have the names of TED's nested layout."""
     h5py = pytest.importorskip("h5py")
+    shapes = {"actions": (4, 3), "env_states/actors/cube": (5, 13), "obs/agent/qpos": (5, 9)}
     with h5py.File(tmp_path / "trajectory.h5", "w") as file:
         for number in range(2):
-            group = file.create_group(f"traj_{number}")
             for name in ("success", "terminated", "truncated"):
-                group[name] = np.zeros(4, bool)
-            group["actions"] = np.zeros((4, 3), np.float32)
-            group["env_states/actors/cube"] = np.zeros((5, 13), np.float32)
-            group["obs/agent/qpos"] = np.zeros((5, 9), np.float32)
-    with pytest.raises(
-        SchemaError, match=r"found trajectories of ManiSkill \(actions, env_states, .*format='maniskill'"
-    ):
+                file[f"traj_{number}/{name}"] = np.zeros(4, bool)
+            for name, shape in shapes.items():
+                file[f"traj_{number}/{name}"] = np.zeros(shape, np.float32)
+    with pytest.raises(SchemaError, match=r"found trajectories of ManiSkill \(actions, env_st.*format='maniskill'"):
         read_ted(tmp_path / "trajectory.h5")
     rows = formats.open(tmp_path / "trajectory.h5")
     assert (rows.format, rows.to_table().num_rows) == ("maniskill", 10)

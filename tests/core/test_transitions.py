@@ -187,13 +187,13 @@ def test_shards_views_and_mixtures_have_their_transitions(case: Case) -> None:
     parts = [BatchSource(case.store, 2, 6, shard=(rank, 2), transitions=True)[4] for rank in range(2)]
     assert [row for part in parts for row in rows_of(part)] == rows_of(whole[4])
     uneven = [BatchSource(case.store, 2, 3, shard=(rank, 2), uneven="pad", transitions=True)[4] for rank in range(2)]
-    assert [row for part in uneven for row in rows_of(part)] == rows_of(
-        BatchSource(case.store, 2, 3, transitions=True)[4]
-    )
+    three = BatchSource(case.store, 2, 3, transitions=True)[4]
+    assert [row for part in uneven for row in rows_of(part)] == rows_of(three)
     ended = BatchSource(case.store.where(done=[1]), None, 32, transitions=True)[0]
     assert {*rows_of(ended)} <= {row for rows in case.expected if rows and rows[-1][4] for row in rows}
-    mixture = BatchSource(Mixture({"a": case.store, "b": case_of(case.alignment, 3).store}), None, 32, transitions=True)
-    assert {*rows_of(mixture[0])} <= {*case.flat, *case_of(case.alignment, 3).flat}
+    other = case_of(case.alignment, 3)
+    mixture = BatchSource(Mixture({"a": case.store, "b": other.store}), None, 32, transitions=True)
+    assert {*rows_of(mixture[0])} <= {*case.flat, *other.flat}
     assert "member" in mixture.spec
 
 
@@ -216,15 +216,9 @@ def test_the_layout_of_mouse_and_columns_of_datasets(case: Case) -> None:
 def test_options_of_observations_hold_for_the_next_ones(case: Case) -> None:
     camera = ("observation.camera", "next_observation.camera")
     augment = AugmentTokensConfig(by_field=(ImageFields(camera, crop=RandomShift(1)),))
-    source = BatchSource(
-        case.store,
-        None,
-        16,
-        transitions=True,
-        dtypes={"observation.place": "float32"},
-        normalize={"observation.place": "mean_std"},
-        augment=augment,
-    )
+    options: dict[str, Any] = {"dtypes": {"observation.place": "float32"}, "augment": augment}
+    options["normalize"] = {"observation.place": "mean_std"}
+    source = BatchSource(case.store, None, 16, transitions=True, **options)
     batch = source[0]
     plain = BatchSource(case.store, None, 16, transitions=True)[0]
     scaling = source.normalizer["observation.place"]
@@ -256,35 +250,25 @@ def test_a_sampler_of_ones_own_may_draw_rows_without_a_transition(case: Case) ->
 def test_a_next_observation_that_is_marked_as_missing_is_masked() -> None:
     store = DatasetStore()
     for code in (1, 2):
-        store.extend(
-            {
-                "action": [0, 1, 2],
-                "reward": [0.0, 1.0, 2.0],
-                "done": [0, 0, code],
-                "episode_step": [0, 1, 2],
-                "observation_discrete": [5, 6, 0],
-                "observation_missing": [0, 0, 1],
-            }
-        )
+        rows = {"action": [0, 1, 2], "reward": [0.0, 1.0, 2.0], "done": [0, 0, code], "episode_step": [0, 1, 2]}
+        store.extend(rows | {"observation_discrete": [5, 6, 0], "observation_missing": [0, 0, 1]})
     batch = BatchSource(store, None, 4, "last", transitions=True)[0]
     assert batch["mask"].tolist() == [True, True, True, False]
     assert batch["terminated"].tolist() == [False, True, False, False]
     assert "next_observation_missing" not in batch
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
+def test_options_that_transitions_do_not_have(case: Case) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"windows": {"action": [0]}}, "transitions: expected windows=None"),
         ({"boundary": "task"}, "transitions: expected windows within episodes, found boundary='task'"),
         ({"pad": 0.0}, "pad: when transitions are read, expected True or False"),
         ({"lengths": range(1, 3)}, "lengths: cannot be combined with transitions=True"),
         ({"packed": True, "sequence_length": 4}, "packed: cannot be combined with transitions=True"),
-    ],
-)
-def test_options_that_transitions_do_not_have(case: Case, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        BatchSource(case.store, transitions=True, **options)
+    ]
+    for options, match in wrong:
+        with pytest.raises(ConfigError, match=match):
+            BatchSource(case.store, transitions=True, **options)
 
 
 def test_flags_of_agents_in_place_of_those_of_episodes_are_refused() -> None:

@@ -79,7 +79,6 @@ def test_rows_without_a_frame_stay_as_they_are(two: list[Path]) -> None:
 
 
 def test_parameters_in_packets_do_not_reach_other_frames(tmp_path: Path) -> None:
-    """The second half brings sets with it that say other things under the numbers of those in the header."""
     first = write_video(tmp_path / "first.mp4", options={"g": "5", "x264-params": "cabac=1"}, count=10)
     other = write_video(tmp_path / "other.mp4", options={"g": "5", "x264-params": "cabac=0:ref=1"}, count=10, seed=1)
     later, sets = packets_and_sets(other)
@@ -129,9 +128,7 @@ def test_numbers_of_depth_arrive_as_they_are(tmp_path: Path) -> None:
     out = np.zeros((3, *SIDE, 1), np.uint16)
     FrameDecoder().decode([index_video(file)], [0, 0, 0], [5, 0, 4], out)
     np.testing.assert_array_equal(out, written[[5, 0, 4]])
-    with pytest.raises(
-        DataError, match=r"depth\.mp4: expected 8 bits per channel \(depth needs uint16\), found gray12le"
-    ):
+    with pytest.raises(DataError, match=r"depth\.mp4: expected 8 bits per channel .*uint16\), found gray12le"):
         read([index_video(file)], [0], [0])
 
 
@@ -164,30 +161,20 @@ def test_an_index_that_does_not_fit_is_made_anew(two: list[Path], tmp_path: Path
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("codec", "rawvideo"),
-        ("height", 1 << 20),
-        ("width", -64),
-        ("height", None),
-        ("time_base", [0, 1]),
-        ("time_base", [None, 1]),
-        ("colours", [99999, 0]),
-    ],
-)
+IMPOSSIBLE = [("codec", "rawvideo"), ("height", 1 << 20), ("width", -64), ("height", None), ("time_base", [0, 1])]
+
+
+@pytest.mark.parametrize(("name", "value"), [*IMPOSSIBLE, ("time_base", [None, 1]), ("colours", [99999, 0])])
 def test_an_index_that_cannot_be_is_made_anew(two: list[Path], tmp_path: Path, name: str, value: Any) -> None:
     """Data may bring one along, whose digest is that of what it says."""
     file, place = Path(shutil.copy(two[0], tmp_path / "a.mp4")), tmp_path / "a.mp4.index.arrow"
     digest = index_video(file).digest
     table = pa.ipc.open_file(place.read_bytes()).read_all()
-    table = table.set_column(
-        table.schema.get_field_index(name), table.schema.field(name), pa.array([value], table.schema.field(name).type)
-    )
-    row = {one: [column[0].as_py()] for one, column in zip(table.column_names, table.columns, strict=True)}
+    field = table.schema.field(name)
+    table = table.set_column(table.schema.get_field_index(name), field, pa.array([value], field.type))
     whole = hashlib.sha256()
     for field in table.schema:
-        one = row[field.name][0] if field.name != "digest" else "1"
+        one = table[field.name][0].as_py() if field.name != "digest" else "1"
         if field.name == "colours" and not one:
             continue
         array = isinstance(one, list) and field.name not in ("colours", "time_base")
@@ -202,7 +189,11 @@ def test_an_index_that_cannot_be_is_made_anew(two: list[Path], tmp_path: Path, n
     assert read([found], [0], [3]).any()
 
 
-def test_an_index_of_a_newer_version_is_refused_by_name(two: list[Path], tmp_path: Path) -> None:
+def test_an_index_of_a_newer_version_is_refused_and_where_none_can_be_written_none_is(
+    two: list[Path], tmp_path: Path
+) -> None:
+    assert len(index_video(two[0], sidecar=tmp_path / "no" / "such" / "folder")) == 20
+    assert not list(tmp_path.iterdir())
     place = tmp_path / "new"
     index_video(two[0], sidecar=place)
     table = pa.ipc.open_file(place.read_bytes()).read_all().replace_schema_metadata({"mouse_video": "3"})
@@ -210,12 +201,6 @@ def test_an_index_of_a_newer_version_is_refused_by_name(two: list[Path], tmp_pat
         writer.write_table(table)
     with pytest.raises(SchemaError, match=r"new: expected an index of version 1 at most, found version 3"):
         index_video(two[0], sidecar=place)
-
-
-def test_where_no_index_can_be_written_none_is(two: list[Path], tmp_path: Path) -> None:
-    index = index_video(two[0], sidecar=tmp_path / "no" / "such" / "folder")
-    assert len(index) == 20
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_last_bits_of_pixels_depend_on_is_told() -> None:
@@ -237,7 +222,6 @@ def test_what_the_last_bits_of_pixels_depend_on_is_told() -> None:
 
 
 def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
-    """FFmpeg would decode most of them to another picture, without a word."""
     file = Path(shutil.copy(two[0], tmp_path / "a.mp4"))
     index, wanted = index_video(file), decoded(file)[0]
     middle = int(index.position[index.packet[8]] + index.size[index.packet[8]] // 2)
@@ -261,23 +245,18 @@ def test_bytes_that_changed_are_found(two: list[Path], tmp_path: Path) -> None:
         read([index], [0], [1], threads=2)
 
 
-@pytest.mark.parametrize(
-    ("video", "frame", "message"),
-    [
+def test_frames_that_are_not_there_or_do_not_fit_are_refused(two: list[Path]) -> None:
+    index = index_video(two[0])
+    wrong: list[tuple[Any, Any, str]] = [
         ([0], [20], r"0\.mp4: expected frames 0 to 19, found frame 20"),
         ([0], [-2], r"0\.mp4: expected frames 0 to 19, found frame -2"),
         ([1], [0], r"video: expected an index from 0 to 0, found 1"),
         ([0.0], [0], r"video, frame: expected two arrays of integers \[n\], found float64 \[1\]"),
         ([0, 0], [0], r"video, frame: expected two arrays of integers \[n\]"),
-    ],
-)
-def test_frames_that_are_not_there_are_refused(two: list[Path], video: Any, frame: Any, message: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=message):
-        read([index_video(two[0])], video, frame)
-
-
-def test_frames_of_another_size_or_kind_are_refused(two: list[Path]) -> None:
-    index = index_video(two[0])
+    ]
+    for video, frame, message in wrong:
+        with pytest.raises((ConfigError, DataError), match=message):
+            read([index], video, frame)
     with pytest.raises(DataError, match=r"0\.mp4: expected frames of 48x60, found 48x64"):
         read([index], [0], [0], side=(48, 60))
     with pytest.raises(ConfigError, match=r"out: expected \[1, H, W, 3\] of uint8 or .*, found \[1, 48, 64, 3\] of fl"):
@@ -306,7 +285,5 @@ def test_files_that_cannot_be_exact_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"c\.mp4: expected a video stream, found none"):
         index_video(tmp_path / "c.mp4")
     # Its first pictures refer to others that were cut off.
-    with pytest.raises(
-        DataError, match=r"d\.mp4, packet 0: expected a key frame, found a frame that needs other frames"
-    ):
+    with pytest.raises(DataError, match=r"d\.mp4, packet 0: expected a key frame, found a frame that needs other fra"):
         index_video(write_video(tmp_path / "d.mp4", **KINDS["open groups"], cut="key"))

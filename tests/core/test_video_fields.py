@@ -138,10 +138,7 @@ def test_datasets_of_their_own_videos_are_mixed(rows: pa.Table, folder: Path, tm
     shutil.copy(folder / "2.mp4", tmp_path / "0.mp4")
     other = video_rows(tmp_path, {TOP: np.arange(COUNT), WRIST: np.arange(COUNT)}, videos=1)
     stores = {"a": store_of(rows, folder), "b": store_of(other, tmp_path)}
-    with pytest.raises(
-        SchemaError,
-        match=r"videos: expected the same list of files in all parts, found .* in dataset; .* mix the stores",
-    ):
+    with pytest.raises(SchemaError, match=r"same list of files in all parts, found .* in dataset; .* mix the stor"):
         DatasetStore(image_roots=[folder]).from_dataset(rows).from_dataset(other)
     mixed = BatchSource(Mixture(stores), 2, 12, seed=0)
     batch = mixed[0]
@@ -237,7 +234,6 @@ def test_videos_outside_of_the_folder_or_others_are_refused(rows: pa.Table, fold
 
 
 def test_a_video_that_was_encoded_anew_is_another(rows: pa.Table, folder: Path, tmp_path: Path) -> None:
-    """It has as many frames, of the same times, and the index of the first one lies beside it."""
     place = Path(shutil.copytree(folder, tmp_path / "copy"))
     source = BatchSource(store_of(rows, place), 2, 2, seed=1)
     source[0]

@@ -1,5 +1,6 @@
 """DreamerV3's replay, written as its Chunk and Driver do (embodied/core, 2025), against what environments returned."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,10 @@ def steps_of(log: Episode, *, kind: str = "image") -> list[dict[str, Any]]:
     for number, observation in enumerate(log.observations):
         last = number == len(log)
         action = log.actions[number] if not last else np.zeros_like(log.actions[0])
-        steps.append(
-            {
-                kind: observation,
-                "reward": np.float32(log.rewards[number - 1] if number else 0),
-                "is_first": np.bool_(number == 0),
-                "is_last": np.bool_(last),
-                "is_terminal": np.bool_(last and log.terminated[-1]),
-                "action": np.asarray(action),
-                "reset": np.bool_(last),
-                "dyn/deter": np.full(3, number, np.float32),
-                "stepid": np.zeros(20, np.uint8),
-            }
-        )
+        flags = {"is_first": number == 0, "is_last": last, "is_terminal": last and log.terminated[-1], "reset": last}
+        step = {kind: observation, "reward": np.float32(log.rewards[number - 1] if number else 0)}
+        step |= {name: np.bool_(flag) for name, flag in flags.items()} | {"action": np.asarray(action)}
+        steps.append(step | {"dyn/deter": np.full(3, number, np.float32), "stepid": np.zeros(20, np.uint8)})
     return steps
 
 
@@ -85,8 +77,6 @@ def test_rows_are_what_the_environments_returned(kind: str, size: int, tmp_path:
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 8), st.booleans(), st.integers(0, 3))
 def test_whatever_the_pieces_are(lengths: list[int], size: int, dropped: bool, abandoned: int) -> None:
-    import tempfile
-
     steps = stream(logs_of(tuple(lengths), "vector"), kind="vector")
     if abandoned:  # the environment was begun anew before an episode was over
         steps = [step for number, step in enumerate(steps) if not step["is_last"] or number % 2 == 0]

@@ -35,20 +35,11 @@ def save(root: Path, images: Path, named: str, feature: Any = None) -> Path:
         {"bytes": picture(row), "path": None} if row % 3 == 0 else {"bytes": None, "path": named.format(row)}
         for row in range(ROWS)
     ]
-    columns = {
-        "action": [0] * ROWS,
-        "reward": [0.0] * ROWS,
-        "done": [0] * ROWS,
-        "observation_image": pa.array(values, pa.struct({"bytes": pa.binary(), "path": pa.string()})),
-    }
-    features = datasets.Features(
-        {
-            "action": datasets.Value("int64"),
-            "reward": datasets.Value("float64"),
-            "done": datasets.Value("int64"),
-            "observation_image": feature or datasets.Image(),
-        }
-    )
+    columns: dict[str, Any] = {"action": [0] * ROWS, "reward": [0.0] * ROWS, "done": [0] * ROWS}
+    columns["observation_image"] = pa.array(values, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    types = {"action": "int64", "reward": "float64", "done": "int64"}
+    features = datasets.Features({name: datasets.Value(dtype) for name, dtype in types.items()})
+    features["observation_image"] = feature or datasets.Image()
     table = pa.table(columns).replace_schema_metadata(features.arrow_schema.metadata)
     # save_to_disk would embed them.
     info = datasets.DatasetInfo(features=features)
@@ -106,10 +97,7 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
             call()
         assert sorted(file.name for file in tmp_path.iterdir()) == ["pictures", "saved"]
     named = ("--image-root", tmp_path / "pictures")
-    commands: list[tuple[object, ...]] = [
-        ("convert", root, tmp_path / "out"),
-        ("push", root, "me/it", "--dry-run"),
-    ]
+    commands: list[tuple[object, ...]] = [("convert", root, tmp_path / "out"), ("push", root, "me/it", "--dry-run")]
     for words in commands:
         assert run(*words) == 2
         assert "--image-root" in capsys.readouterr().err
@@ -122,9 +110,7 @@ def test_images_elsewhere_are_refused_until_their_folder_is_named(
 
 def test_what_is_no_image_is_not_written(saved: Path, tmp_path: Path) -> None:
     (saved / "img" / "007.png").write_text("a private text")
-    with pytest.raises(
-        DataError, match=r"row 7: path 'img/007.png': .*found 14 bytes that are not an image"
-    ) as refused:
+    with pytest.raises(DataError, match=r"row 7: path 'img/007.png': .*found 14 bytes that are not an i") as refused:
         convert(formats.open(saved), tmp_path / "out")
     assert "private" not in str(refused.value)
     with pytest.raises(DataError, match=r"path 'img/007.png', 14 bytes that are not an image"):

@@ -3,7 +3,6 @@
 import json
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,28 @@ LENGTHS = (4, -3, 2)
 STEPS = 9
 
 
-def replace(file: Any, name: str, **made: Any) -> None:
+RAGGED = {"data": [np.zeros(k % 3, np.float32) for k in range(STEPS)], "dtype": h5py.vlen_dtype(np.float32)}
+WAYS: dict[str, dict[str, Any] | None] = {
+    "opaque": {"data": np.zeros(STEPS, "V4")},
+    "shorter": {"data": np.zeros((STEPS - 1, 2), np.float32)},
+    "longer": {"data": np.zeros((STEPS + 1, 2), np.float32)},
+    "complex": {"data": np.zeros(STEPS, np.complex64)},
+    "ragged": RAGGED,
+    "single": {"data": 1.0},
+    "without values": {"dtype": h5py.Empty("f4").dtype, "shape": None},
+    "a type": None,
+}
+
+
+def replace(file: Any, name: str, way: str) -> None:
+    """Replace an array of a file by one that cannot be a column, or by a type without values."""
     if name in file:
         del file[name]
-    file.create_dataset(name, **made)
-
-
-def shorter(file: Any, name: str) -> None:
-    replace(file, name, data=np.asarray(file[name])[:-1])
-
-
-def a_type(file: Any, name: str) -> None:
-    del file[name]
-    file[name] = np.dtype("f4")
-
-
-WAYS: dict[str, Callable[[Any, str], None]] = {
-    "opaque": lambda file, name: replace(file, name, data=np.zeros(STEPS, "V4")),
-    "shorter": shorter,
-    "longer": lambda file, name: replace(file, name, data=np.zeros((STEPS + 1, 2), np.float32)),
-    "complex": lambda file, name: replace(file, name, data=np.zeros(STEPS, np.complex64)),
-    "ragged": lambda file, name: replace(
-        file, name, data=[np.zeros(k % 3, np.float32) for k in range(STEPS)], dtype=h5py.vlen_dtype(np.float32)
-    ),
-    "single": lambda file, name: replace(file, name, data=1.0),
-    "without values": lambda file, name: replace(file, name, dtype=h5py.Empty("f4").dtype, shape=None),
-    "a type": a_type,
-}
+    made = WAYS[way]
+    if made is None:
+        file[name] = np.dtype("f4")
+    else:
+        file.create_dataset(name, **made)
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_a_column_of_d4rl_that_cannot_be_read(name: str, way: str, d4rl: Path) -> None:
     with h5py.File(d4rl, "a") as file:
-        WAYS[way](file, name)
+        replace(file, name, way)
     with pytest.raises(DataError, match=rf"x\.hdf5: {name}: expected (numbers|{STEPS} rows)") as refused:
         formats.open(d4rl)
     if name == "infos/speed":
@@ -148,7 +142,7 @@ def test_entries_of_ted_in_hdf5(way: str, tmp_path: Path) -> None:
             file[name.replace(".", "/")] = values
     assert formats.open(tmp_path / "x.h5").digest() == formats.open(tmp_path / "x").digest()
     with h5py.File(tmp_path / "x.h5", "a") as file:
-        WAYS[way](file, "speed")
+        replace(file, "speed", way)
     with pytest.raises(DataError, match="speed: expected numbers for every step"):
         formats.open(tmp_path / "x.h5")
 
@@ -171,7 +165,7 @@ def test_infos_of_one_minari_episode(way: str, tmp_path: Path) -> None:
         names: list[str] = []
         file["episode_1"].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
         name = next(name for name in names if name.startswith("infos/"))
-        WAYS[way](file["episode_1"], name)
+        replace(file["episode_1"], name, way)
     with pytest.raises(DataError, match=r"infos/.*infos=False reads the rest"):
         formats.open(tmp_path / "x-v0").to_table()
 

@@ -42,7 +42,6 @@ def write_roboset(path: Path, logs: Sequence[Episode], *, closed: bool, first: i
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_roboset(closed: bool, tmp_path: Path) -> None:
-    """Trials 10 and 9 are in the order of their numbers; both layouts give each action the reward it brought."""
     logs = logged()
     write_roboset(tmp_path / "a.h5", logs[:2], closed=closed, first=9)
     write_roboset(tmp_path / "b.h5", logs[2:], closed=closed)
@@ -214,31 +213,23 @@ def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
     assert np.array_equal(table.column("reward").to_numpy()[led_to], theirs["next", "reward"][:, 0].numpy())
 
 
-@pytest.mark.parametrize(
-    ("held", "wanted"),
-    [
+def test_gen_dgrl_calls_nothing_that_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "20230313T133237_0_1_0_0.00.npy"
+    held: list[tuple[Any, str]] = [
         ({"observations": Trap()}, "expected arrays, found (posix|nt).system, which is not loaded"),
         ({"observations": np.array([Trap()], object)}, "found (posix|nt).system, which is not loaded"),
         ({"observations": np.array([{}], object)}, "'observations': expected an array of numbers"),
         ({"observations": 3}, "'observations': expected an array of numbers, found int"),
         ([1], "expected a dict of arrays"),
-    ],
-)
-def test_gen_dgrl_calls_nothing_that_is_pickled(
-    held: Any, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "20230313T133237_0_1_0_0.00.npy"
+    ]
     array = np.empty((), object)
-    array[()] = held
-    np.save(file, array, allow_pickle=True)
-    with pytest.raises(DataError, match=wanted):
-        formats.open(file)
+    for array[()], wanted in held:
+        np.save(file, array, allow_pickle=True)
+        with pytest.raises(DataError, match=wanted):
+            formats.open(file)
     assert not (tmp_path / "trapped").exists()
-
-
-def test_gen_dgrl_refuses_pickles_that_would_take_all_memory(tmp_path: Path) -> None:
-    file = tmp_path / "20230313T133237_0_1_0_0.00.npy"
+    # Pickles that would take all memory or that cannot be read.
     header = bytes_of({}, "npy")
     at = header.index(b"\x80")  # where the pickle begins
     for content, wanted in (
@@ -298,16 +289,10 @@ def test_openml_is_a_contextual_bandit(tmp_path: Path) -> None:
     stream = formats.open(path, format="openml", batch_rows=2, target="class")
     assert (stream.format, stream.alignment) == ("openml", "outgoing")
     table = stream.to_table()
-    assert table.column("observation").to_pylist() == [[0, 1.5, 1], [1, -20, 0], [0, 3, 1]]
-    assert table.column("action").to_pylist() == [0, 1, 1]
-    assert table.column("reward").to_pylist() == [1, 1, 1]
-    assert table.column("done").to_pylist() == [1, 1, 1]
-    assert table.column("episode_step").to_pylist() == [0, 0, 0]
-    assert dict(stream.format_metadata) == {
-        "features": ["cap shape", "width", "stalk"],
-        "target": "class",
-        "classes": ["edible", "poisonous"],
-    }
+    rows = {"observation": [[0, 1.5, 1], [1, -20, 0], [0, 3, 1]], "action": [0, 1, 1]}
+    assert table.to_pydict() == rows | {"reward": [1, 1, 1], "done": [1, 1, 1], "episode_step": [0, 0, 0]}
+    said = {"features": ["cap shape", "width", "stalk"], "target": "class", "classes": ["edible", "poisonous"]}
+    assert dict(stream.format_metadata) == said
     numbers = read_openml(path, target="width").to_table()
     assert numbers.column("action").to_pylist() == [[1.5], [-20], [3]]
     assert len(stream.to_store()) == 3
