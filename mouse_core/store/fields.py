@@ -460,18 +460,18 @@ def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool
     return bounds[0] <= limits.min and bounds[1] >= limits.max
 
 
-def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()) -> str:
+def meant_by(name: Any, readers: Mapping[str, Any], columns: Mapping[str, ColumnType]) -> str:
     """Return a suggestion for an unknown field name, as the end of an error message; "" if there is no suggestion.
 
     Args:
         name: The requested name.
         readers: The readers of the existing fields, by name.
-        columns: The existing columns.
+        columns: The types of the existing columns, by name.
     """
     return meant_among(name, {field: reader.spec.column for field, reader in readers.items()}, columns)
 
 
-def meant_among(name: Any, fields: Mapping[str, str], columns: Container[str] = ()) -> str:
+def meant_among(name: Any, fields: Mapping[str, str], columns: Mapping[str, ColumnType] | None = None) -> str:
     """Return the suggestion of ``meant_by``; ``fields`` has the column of each field by name."""
     read = [field for field, column in fields.items() if name and column == name]
     if read:
@@ -479,4 +479,13 @@ def meant_among(name: Any, fields: Mapping[str, str], columns: Container[str] = 
     close = difflib.get_close_matches(str(name), fields, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; make a field of the column with DatasetStore(fields=[Field({name!r})])" if name in columns else ""
+    kind = columns.get(name) if columns else None
+    if kind is None:
+        return ""
+    if kind.kind in ("scalar", "list", "null", "image", "video"):
+        image = ", image=True" if kind.kind in ("image", "video") else ""
+        return f"; make a field of the column with DatasetStore(fields=[Field({name!r}{image})])"
+    return (
+        f"; batches have only numbers and images: read values of the column of type {kind} with store[row][{name!r}]; "
+        "source.plan(index).starts are the first rows of the windows of a batch"
+    )

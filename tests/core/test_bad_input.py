@@ -349,7 +349,12 @@ def test_a_part_that_lacks_a_column_and_comes_later() -> None:
         ("episode_step", "column 'episode_step' is read as the field 'time'"),
         ("obs_continous", "did you mean 'obs_continuous'?"),
         ("rewards", "did you mean 'reward'?"),
-        ("note", "make a field of the column with DatasetStore(fields=[Field('note')])"),
+        ("level", "make a field of the column with DatasetStore(fields=[Field('level')])"),
+        (
+            "note",
+            "read values of the column of type string with store[row]['note']; source.plan(index).starts are the "
+            "first rows of the windows of a batch",
+        ),
         ("zzz", "obs_discrete']"),
         (5, "obs_discrete']"),
     ],
@@ -357,7 +362,7 @@ def test_a_part_that_lacks_a_column_and_comes_later() -> None:
 @pytest.mark.parametrize("option", ["fields", "required_fields"])
 @pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
 def test_names_that_are_no_fields(asked: str, said: str, option: str, make: Any) -> None:
-    store = DatasetStore().from_dataset(table(8, note=["a"] * 8))
+    store = DatasetStore().from_dataset(table(8, note=["a"] * 8, level=[0.5] * 8))
     with pytest.raises(MissingFieldError, match=f"{option}: expected {asked!r}, found ") as caught:
         make(store, 4, 2, **{option: [asked]})
     assert str(caught.value).endswith(said)
