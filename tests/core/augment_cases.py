@@ -27,7 +27,6 @@ GAUSSIAN = AugmentScalarSpec(mean=0.25, std=0.5)
 
 
 def full_config(**changes: Any) -> AugmentTokensConfig:
-    """Everything switched on."""
     options: dict[str, Any] = {
         "scale_reward": UNIFORM,
         "shift_reward": GAUSSIAN,
@@ -81,7 +80,6 @@ COLUMNS = {
 
 
 def make_store(rows: int = 60) -> DatasetStore:
-    """A store with every field."""
     steps = {COLUMNS.get(name, name): values[0] for name, values in make_batch(5, 1, rows).items()}
     steps["observation_image"] = steps["observation_image"].astype(np.uint8)
     store = DatasetStore(max_action_dim=ACTIONS)
@@ -104,7 +102,6 @@ def scalar_specs(draw: st.DrawFn) -> AugmentScalarSpec | None:
 
 @st.composite
 def configs(draw: st.DrawFn) -> AugmentTokensConfig:
-    """Any configuration for the batches of ``make_batch``."""
     per = draw(st.sampled_from(["sequence", "step"]))
     crop = draw(
         st.sampled_from([None, RandomShift(1, per), RandomShift(9, per), RandomCrop(4, 2, per), RandomCrop(6, 5, per)])

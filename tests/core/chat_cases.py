@@ -130,12 +130,10 @@ WEATHER = {
 
 
 def said(role: str, content: str | None, **more: Any) -> Message:
-    """A message."""
     return {"role": role, "content": content, **more}
 
 
 def call(name: str, arguments: Any, **more: Any) -> dict[str, Any]:
-    """A call of a tool."""
     return {**more, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -188,5 +186,4 @@ def tokenizer() -> Any:
 
 
 def fresh_tokenizer() -> Any:
-    """One of its own for a test that changes it."""
     return Tokenizer.from_str(made())

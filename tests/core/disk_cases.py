@@ -15,13 +15,7 @@ _EPISODE = 7
 
 
 def rows_of(kind: str, first: int, count: int) -> dict[str, Any]:
-    """Columns of ``count`` rows from number ``first`` on.
-
-    Args:
-        kind: "numbers", or "mixed": also with texts, nulls, rows of differing length, structs and images.
-        first: The first number.
-        count: How many.
-    """
+    """Columns of rows from a number on; "mixed" ones also with texts, nulls, ragged rows, structs and images."""
     number = np.arange(first, first + count)
     columns: dict[str, Any] = {
         "number": number,
@@ -43,19 +37,16 @@ def rows_of(kind: str, first: int, count: int) -> dict[str, Any]:
 
 
 def row_of(kind: str, number: int) -> dict[str, Any]:
-    """One row, as ``append`` takes it."""
     return {name: values[0] for name, values in rows_of(kind, number, 1).items()}
 
 
 def table_of(kind: str, first: int, count: int) -> pa.Table:
-    """The same rows as a table."""
     made = DatasetStore()
     made.extend(rows_of(kind, first, count))
     return made.snapshot().segments[0].table
 
 
 def kind_of(store: DatasetStore) -> str:
-    """Which kind of rows a store has."""
     return "mixed" if "text" in store.columns else "numbers"
 
 
@@ -68,11 +59,7 @@ def _plain(value: Any) -> Any:
 
 
 def numbers_in(store: DatasetStore) -> range:
-    """The numbers of a store's rows.
-
-    Raises:
-        AssertionError: A value that was not written, a row that is torn, twice or missing.
-    """
+    """The numbers of a store's rows, which follow each other; each row is as it was written."""
     found = rows_kept(store)
     first = found[0] if found else 0
     assert found == [*range(first, first + len(found))], f"wrong row: {found[:5]}.. do not follow each other"
@@ -80,11 +67,7 @@ def numbers_in(store: DatasetStore) -> range:
 
 
 def rows_kept(store: DatasetStore) -> list[int]:
-    """The numbers of a store's rows, some of which may be left out.
-
-    Raises:
-        AssertionError: A value that was not written, a row that is torn or out of its place.
-    """
+    """The numbers of a store's rows, some of which may be left out; each row is as it was written."""
     snapshot = store.snapshot()
     count = snapshot.num_rows
     if not count:

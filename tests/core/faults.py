@@ -5,13 +5,7 @@ from typing import Any
 
 
 def wrong(base: Any, **others: Any) -> Any:
-    """A class with other attributes.
-
-    Args:
-        base: The class that is right.
-        **others: Functions that stand for methods, which are given the object, its right method and the arguments; and
-            values.
-    """
+    """A class with other attributes; functions stand for methods, with the object, its right method and arguments."""
     made = type(f"Wrong{base.__name__}", (base,), {})
 
     def method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,7 +87,6 @@ def store(rows: int = 400, **options: Any) -> DatasetStore:
 
 
 def images() -> DatasetStore:
-    """A store with pictures."""
     made = DatasetStore()
     made.extend(columns(200))
     return made
@@ -110,7 +109,6 @@ BY_NAME = AugmentTokensConfig(
 
 
 def of_source(source: Any, n: int = BATCHES) -> dict[str, Any]:
-    """Digest and fingerprint of a source."""
     return {"stream": stream_digest(source, n), "fingerprint": source.fingerprint}
 
 
@@ -159,7 +157,6 @@ RAMP = Schedule({4 * stage: [30 - 5 * stage, 2 * stage, 3 * stage] for stage in 
 
 
 def mixtures() -> dict[str, Any]:
-    """Members by weight, by step and by a schedule, and one of sources."""
     members = {"a": store(150), "b": store(), "c": store(70)}
     made = {
         "weights": Mixture(members, [0.7, 0.2, 0.1]),
@@ -194,7 +191,6 @@ def loader_states() -> dict[str, Any]:
 
 
 def resumed(state: dict[str, Any]) -> str:
-    """What follows a state of ``loader_states``."""
     made = store()
     made.extend({name: values for name, values in columns(60, 450).items() if name != "observation_image"})
     with PrefetchBatchifier(made, 9, 8, sampling="batch") as loader:
@@ -203,7 +199,6 @@ def resumed(state: dict[str, Any]) -> str:
 
 
 def transitions(rows: int, first: int = 0) -> dict[str, Any]:
-    """Rows for buffers."""
     number = np.arange(first, first + rows)
     return {
         "obs": (number[:, None] / 8 + np.arange(3)).astype(np.float32),
@@ -215,7 +210,6 @@ def transitions(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 def of_buffer(buffer: Any, *, priorities: bool = False, envs: int = 0) -> str:
-    """A digest of what a buffer gives while it is written to."""
     digest = hashlib.sha256()
     for turn in range(12):
         rows = transitions(36, 36 * turn)
@@ -232,16 +226,10 @@ def of_buffer(buffer: Any, *, priorities: bool = False, envs: int = 0) -> str:
 
 
 def flat(batch: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested batch by dotted names."""
     found: dict[str, Any] = {}
     for name, values in batch.items():
         found |= flat(values, f"{prefix}{name}.") if isinstance(values, dict) else {f"{prefix}{name}": values}
     return found
-
-
-def compute_reward(achieved: Any, desired: Any, batch: Any) -> Any:
-    """A reward for goals in hindsight."""
-    return (np.abs(achieved - desired).sum(-1) < 4).astype(np.float32)
 
 
 def buffers() -> dict[str, Any]:
@@ -292,7 +280,6 @@ def buffers() -> dict[str, Any]:
 
 
 def ensemble() -> str:
-    """Draws of two buffers, one of them over a store."""
     fresh = ReplayBuffer(ArrayStorage(150), batch_size=8, seed=1)
     other = ReplayBuffer(ArrayStorage(90), batch_size=8, seed=2)
     other.extend(transitions(80, 1000))
@@ -302,7 +289,6 @@ def ensemble() -> str:
 
 
 def few_members() -> str:
-    """Draws of two members out of four a batch."""
     members = [ReplayBuffer(ArrayStorage(20)) for _ in range(4)]
     mixed = ReplayBufferEnsemble(*members, p=[1, 2, 3, 4], num_buffer_sampled=2, batch_size=9, seed=4)
     mixed.extend(transitions(60), np.arange(60) % 4)
@@ -310,7 +296,6 @@ def few_members() -> str:
 
 
 def buffer_state() -> PrioritizedReplayBuffer:
-    """A buffer that was written to, drawn from, and told priorities."""
     buffer = PrioritizedReplayBuffer(alpha=1.0, storage=ArrayStorage(50), batch_size=8, seed=5)
     buffer.extend(transitions(70))
     for _ in range(3):
@@ -320,12 +305,10 @@ def buffer_state() -> PrioritizedReplayBuffer:
 
 
 def after(buffer: Any) -> str:
-    """A digest of a buffer's next samples."""
     return stream_digest([flat(buffer.sample()) for _ in range(BATCHES)], BATCHES)
 
 
 def rollouts() -> dict[str, Any]:
-    """Returns and mini-batches of a rollout."""
     steps, envs = 6, 4
     storage = RolloutStorage(
         num_envs=envs, num_transitions_per_env=steps, fields={"observations": (3,), "values": ()}, seed=11
@@ -385,14 +368,12 @@ def digests() -> dict[str, str]:
 
 
 def buffer_digest() -> str:
-    """Of a buffer's samples."""
     buffer = ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5)
     buffer.extend(transitions(200))
     return str(sum((StreamDigest.of(index, buffer.sample()) for index in range(BATCHES)), StreamDigest()))
 
 
 def rollout_digest() -> str:
-    """Of mini-batches with all that may be beside their fields."""
     extract = {"amp_obs_extractor": lambda obs: obs[..., :1], "amp_ref_obs_extractor": lambda ref: ref[0][..., :1]}
     fields: dict[str, Any] = {"observations": (3,), "reference_observations": RolloutField((2,), mask=True)}
     storage = RolloutStorage(4, 6, fields, seed=11, amp_cfg=extract)
@@ -408,7 +389,6 @@ def rollout_digest() -> str:
 
 
 def examples() -> str:
-    """Of examples of three lengths."""
     made = []
     for number, length in enumerate((5, 3, 0, 7)):
         places = np.arange(length)
@@ -417,7 +397,6 @@ def examples() -> str:
 
 
 def specs() -> dict[str, Any]:
-    """Draws of every kind of spec, and what JSON says of them."""
     half = np.array([True, False, True, True])
     whole = spec.Composite(
         {
@@ -438,7 +417,6 @@ def specs() -> dict[str, Any]:
 
 
 def all_of_it() -> dict[str, Any]:
-    """Everything that ``golden.json`` holds."""
     return {
         "sources": sources(),
         "mixtures": mixtures(),

@@ -22,15 +22,7 @@ _PATTERN = 99_991
 
 @dataclass
 class Objects:
-    """A client of objects that are made up.
-
-    Args:
-        count: How many.
-        size: Bytes of the first; the others are a little longer.
-        seed: Of their bytes.
-        latency: Seconds that a call takes.
-        failures: Errors that the next calls raise.
-    """
+    """A client of objects that are made up, each a little longer than the one before; calls raise `failures` first."""
 
     count: int = 4
     size: int = 500_001
@@ -103,13 +95,11 @@ def ranges(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]]) -> 
 
 
 def read(there: MirrorObject, begin: int, end: int) -> bytes:
-    """A copy of some bytes of an object."""
     (content,) = there.backing.read(np.array([there.address + begin]), np.array([there.address + end]))
     return content
 
 
 def ask(there: Sequence[MirrorObject], batch: list[tuple[int, int, int]], number: int) -> None:
-    """Ask for what batch ``number`` reads."""
     begins, ends = ranges(there, batch)
     there[0].backing.ask(begins, ends, np.full(len(begins), number))
 

@@ -48,14 +48,7 @@ def field_arrays(
     custom: Iterable[Rule] = (),
     dtypes: Mapping[str, str] | None = None,
 ) -> Batch:
-    """Every field over all rows, ``[N, ...]``; a field whose column is null in all rows is absent.
-
-    Args:
-        rows: The rows; images as nested lists ``[H][W]`` or ``[H][W][C]``.
-        widths: A for "q_star", C for "obs_continuous", where rows may be narrower.
-        custom: Fields beyond the table.
-        dtypes: Delivered dtypes instead of the table's.
-    """
+    """Every field over all rows, ``[N, ...]``; a field whose column is null in all rows is absent."""
     arrays: Batch = {}
     for rule in (*TABLE, *custom):
         values = [row.get(rule.column) for row in rows]

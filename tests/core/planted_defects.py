@@ -10,6 +10,7 @@ import pyarrow as pa
 from mouse_core.formats.base import RowStream
 
 Columns = dict[str, Any]
+Plant = Callable[[Columns, Any], None]
 
 TUNED_ON = (
     "CartPole-v1",
@@ -122,7 +123,6 @@ def _taken(steps: _Steps, policy: str, best: Linear | None, rows: int) -> Column
 
 
 def stream(columns: Columns, **options: Any) -> RowStream:
-    """Columns as rows to inspect."""
     arrays = {}
     for name, values in columns.items():
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -163,41 +163,26 @@ def half_rolled(columns: Columns, by: int) -> None:
     columns["action"] = np.where(wide, moved, columns["action"])
 
 
-def zeroed(columns: Columns, by: float) -> None:
-    _seen(columns)[:, _liveliest(columns)] = 0
+def on_dimension(change: Callable[[Any, float], Any], rows: Callable[[int], Any] = lambda count: slice(None)) -> Plant:
+    """A defect of some rows of the liveliest dimension: its values become those of a function of all of them."""
+
+    def plant(columns: Columns, by: float) -> None:
+        values, place = _seen(columns), _liveliest(columns)
+        chosen = rows(len(values))
+        values[chosen, place] = np.broadcast_to(change(values[:, place], by), len(values))[chosen]
+
+    return plant
 
 
-def half_zeroed(columns: Columns, by: float) -> None:
-    values = _seen(columns)
-    values[len(values) // 2 :, _liveliest(columns)] = 0
+def _second_half(count: int) -> slice:
+    return slice(count // 2, None)
 
 
-def scaled(columns: Columns, by: float) -> None:
-    _seen(columns)[:, _liveliest(columns)] *= by
+def _away(values: Any, by: float) -> Any:
+    return np.median(values) + by * np.abs(values - np.median(values)).max()
 
 
-def half_scaled(columns: Columns, by: float) -> None:
-    values = _seen(columns)
-    values[len(values) // 2 :, _liveliest(columns)] *= by
-
-
-def half_moved(columns: Columns, by: float) -> None:
-    values, place = _seen(columns), _liveliest(columns)
-    values[len(values) // 2 :, place] += by * (
-        np.quantile(values[:, place], 0.99) - np.quantile(values[:, place], 0.01)
-    )
-
-
-def outlier(columns: Columns, by: float) -> None:
-    values, place = _seen(columns), _liveliest(columns)
-    away = np.abs(values[:, place] - np.median(values[:, place])).max()
-    values[len(values) // 3, place] = np.median(values[:, place]) + by * away
-
-
-def outliers(columns: Columns, by: float) -> None:
-    values, place = _seen(columns), _liveliest(columns)
-    away = np.abs(values[:, place] - np.median(values[:, place])).max()
-    values[7::200, place] = np.median(values[:, place]) - by * away
+outlier = on_dimension(_away, lambda count: count // 3)
 
 
 def stuck(columns: Columns, by: float) -> None:
@@ -242,21 +227,31 @@ def repeated_episode(columns: Columns, by: float) -> None:
     columns.update({name: np.concatenate([piece[name] for piece in pieces]) for name in columns})
 
 
-Plant = Callable[[Columns, Any], None]
-
 # What is done to the rows, how much of it, and the codes of which one is found.
 DEFECTS: dict[str, tuple[Plant, tuple[float, ...], set[str]]] = {
     "actions a row late": (rolled, (1,), {"misaligned-actions"}),
     "actions a row early": (rolled, (-1,), {"misaligned-actions"}),
     "actions a row late in half of the episodes": (half_rolled, (1,), {"misaligned-actions"}),
     "actions a row early in half of the episodes": (half_rolled, (-1,), {"misaligned-actions"}),
-    "a dimension always 0": (zeroed, (0,), {"constant-places", "drift"}),
-    "a dimension 0 in the second half": (half_zeroed, (0,), {"drift", "stuck"}),
-    "a dimension out of scale": (scaled, (1e5, 1e4, 1e-5), {"scale-apart"}),
-    "a dimension out of scale in the second half": (half_scaled, (1e3, 1e-3), {"drift", "scale-apart"}),
-    "a dimension moved in the second half": (half_moved, (100, 3), {"drift", "scale-apart"}),
+    "a dimension always 0": (on_dimension(lambda values, by: 0), (0,), {"constant-places", "drift"}),
+    "a dimension 0 in the second half": (on_dimension(lambda values, by: 0, _second_half), (0,), {"drift", "stuck"}),
+    "a dimension out of scale": (on_dimension(np.multiply), (1e5, 1e4, 1e-5), {"scale-apart"}),
+    "a dimension out of scale in the second half": (
+        on_dimension(np.multiply, _second_half),
+        (1e3, 1e-3),
+        {"drift", "scale-apart"},
+    ),
+    "a dimension moved in the second half": (
+        on_dimension(lambda values, by: values + by * np.diff(np.quantile(values, [0.01, 0.99])), _second_half),
+        (100, 3),
+        {"drift", "scale-apart"},
+    ),
     "an outlier": (outlier, (1e9, 1e3, 20), {"outlier"}),
-    "outliers, one in 200 rows": (outliers, (1e9, 1e3, 20), {"outlier"}),
+    "outliers, one in 200 rows": (
+        on_dimension(lambda values, by: _away(values, -by), lambda count: slice(7, None, 200)),
+        (1e9, 1e3, 20),
+        {"outlier"},
+    ),
     "a dimension stuck for a while": (stuck, (1000, 200), {"stuck", "drift"}),
     "actions times 255": (actions_times, (255,), {"times-255"}),
     "actions times 255 in half of the episodes": (

@@ -36,12 +36,7 @@ class Moment:
 
 
 class Disk:
-    """What of a folder is on the disk, and what was at earlier moments.
-
-    Args:
-        root: The folder.
-        by_page: Whether there is the third machine, for folders with mapped files.
-    """
+    """What of a folder is on the disk, and what was at earlier moments; the third machine only with ``by_page``."""
 
     def __init__(self, root: Path, *, by_page: bool = False) -> None:
         self.root, self.by_page = root, by_page
@@ -94,7 +89,6 @@ class Disk:
         return self._named(self.root, by_page=which == 2) if which else self._synced(self.root.stat().st_ino)
 
     def promise(self, what: Any) -> None:
-        """From now on the program may count on something."""
         self._promised.append(what)
         self._keep(f"the promise of {what!r:.50}")
 
@@ -108,8 +102,6 @@ class Disk:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow what this process does."""
-
         def following(name: str, call: Any) -> Any:
             def followed(*arguments: Any, **options: Any) -> Any:
                 with self._lock:
@@ -146,7 +138,6 @@ def _close(files: list[int]) -> None:
 
 
 def write_tree(path: Path, tree: Any) -> None:
-    """Make a file or a folder."""
     if isinstance(tree, bytes):
         path.write_bytes(tree)
         return

@@ -45,14 +45,7 @@ def named(prefix: str, value: Any) -> Row:
 
 
 def rows_of(log: Sequence[Any], alignment: str = "arrived", infos: Sequence[str] = (), ended: bool = True) -> list[Row]:
-    """An episode's log as rows.
-
-    Args:
-        log: The log.
-        alignment: "arrived" or "outgoing".
-        infos: Names of infos that are recorded.
-        ended: Whether it ran to its end; otherwise its last row says that it was truncated.
-    """
+    """An episode's log as rows; one that was not ``ended`` says in its last row that it was truncated."""
     (seed, first, first_info), *steps = log
     seen = [(first, first_info), *((observation, info) for _, observation, _, _, _, info in steps)]
     nothing = {name: blank(value) for name, value in named("action", steps[0][0]).items()} | {"reward": 0.0, "done": 0}

@@ -71,7 +71,6 @@ def composites(entries: Any) -> Any:
 
 
 def domains(*, countable: bool = False) -> Any:
-    """Specs of all kinds."""
     return st.one_of(leaves(countable=countable), composites(leaves(countable=countable)))
 
 
@@ -87,7 +86,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 def rows(values: Any, number: Any) -> Any:
-    """Some rows of nested values."""
     if isinstance(values, dict):
         return {name: rows(one, number) for name, one in values.items()}
     return tuple(rows(one, number) for one in values) if isinstance(values, tuple) else values[number]

@@ -6,12 +6,7 @@ import numpy.typing as npt
 
 
 def check_frequencies(counts: npt.NDArray[Any], probabilities: npt.NDArray[Any]) -> None:
-    """Pearson's chi-square test at about one in 30,000 (Wilson and Hilferty's approximation, 1931).
-
-    Args:
-        counts: How often each outcome came, ``[n]``.
-        probabilities: Of each, ``[n]``, with the sum 1; an outcome of probability 0 must not come at all.
-    """
+    """Pearson's chi-square test at about one in 30,000 (Wilson and Hilferty's approximation, 1931)."""
     possible = probabilities > 0
     assert not counts[~possible].any(), "something came that never should"
     expected = probabilities[possible] * counts.sum()

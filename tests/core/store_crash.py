@@ -64,7 +64,6 @@ class Life:
     saving: dict[str, int | None] = field(default_factory=dict)
 
     def hears(self, said: list[Any]) -> None:
-        """Take in a line of the child."""
         what, value = said
         if what == "begins":
             self.begun = max(self.begun, value)
@@ -90,19 +89,7 @@ class Terminated(BaseException):
 
 @dataclass
 class Program:
-    """A program that writes to a folder.
-
-    Args:
-        folder: The folder.
-        life: What is known of it.
-        rng: Decides what is done.
-        say: Takes what was begun and acknowledged.
-        store: The open store, if there is one.
-        closing: Whether it was to be closed, and may or may not be.
-        saved: How many folders it began to save.
-        following: The number of the next row.
-        counts: How many rows a call adds, by chance.
-    """
+    """A program that makes random calls on a store, and says what was begun and acknowledged."""
 
     folder: Path
     life: Life
@@ -202,8 +189,6 @@ def _terminated(*_: Any) -> None:
 
 
 def begin(folder: Path, life: Life, told: Path, seed: int) -> int:
-    """A life in a child of its own; its process."""
-
     def work() -> None:
         signal.alarm(SECONDS)
         dies_of_threads()
@@ -228,13 +213,7 @@ def begin(folder: Path, life: Life, told: Path, seed: int) -> int:
 
 
 def check(folder: Path, life: Life, *, briefly: bool = False) -> None:
-    """What was acknowledged is there, once, as it was; first for a reader, then for the next writer.
-
-    Args:
-        folder: The folder.
-        life: What is known of it.
-        briefly: Whether only the next writer looks, once.
-    """
+    """What was acknowledged is there, once, as it was; for a reader and the next writer, ``briefly`` for the writer."""
     # Before its first file had its name nothing was acknowledged.
     readable = (folder / "manifest.json").exists()
     assert readable or not life.acknowledged, "refused: there is no manifest"

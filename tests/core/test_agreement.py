@@ -14,8 +14,6 @@ from tests.core.worlds import store_of
 
 
 class Notes:
-    """A board for ranks that are threads."""
-
     def __init__(self, seconds: float = 60) -> None:
         self.seconds = seconds
         self.notes: dict[str, str] = {}
@@ -240,7 +238,6 @@ def test_several_loaders_are_told_apart_by_the_order_in_which_they_are_used() ->
 
 
 def test_shards_in_numbers_agree_on_nothing() -> None:
-    """Nobody is waited for."""
     with PrefetchBatchifier(example_store(), 8, 4, shard=(1, 2)) as loader:
         loader.next_batch()
         loader.refresh()

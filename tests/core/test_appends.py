@@ -92,7 +92,6 @@ def make_store() -> DatasetStore:
 
 
 def first_row() -> dict[str, Any]:
-    """Says in what the columns are kept."""
     return {name: values[0][0] for name, values in TAKEN.items()} | {"note_length": np.float32(0)}
 
 
@@ -297,7 +296,6 @@ def test_bytes_that_no_field_reads_are_any(tmp_path: Path) -> None:
 
 
 def test_nested_dicts_are_told_what_to_do() -> None:
-    """The keys of a dict are no rows, be there as many as rows or not."""
     parts, store = {"a": np.zeros((3, 2)), "b": np.zeros(3), "c": np.zeros(3)}, DatasetStore()
     three = {name: values[:3] for name, values in _rows().items()}
     one = {name: values[0] for name, values in _rows().items()} | {"observation": {"a": 1.0, "b": [2.0]}}

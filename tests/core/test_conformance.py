@@ -41,8 +41,6 @@ def one_view(self: Any, right: Any) -> Any:
 
 
 def deaf_to(name: str) -> Any:
-    """A loader that ignores an option."""
-
     def make(self: Any, right: Any, store: Any, *arguments: Any, **options: Any) -> None:
         right(store, *arguments, **{key: value for key, value in options.items() if key != name})
 

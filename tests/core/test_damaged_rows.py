@@ -33,7 +33,6 @@ def recording(*, texts: bool = True) -> RowStream:
 
 
 def test_arrow_and_parquet(tmp_path: Path) -> None:
-    """A hundred files of each, and what describes a folder."""
     convert(recording(), tmp_path / "source")
     convert(recording(), tmp_path / "source.parquet")
     (tmp_path / "parquet").mkdir()

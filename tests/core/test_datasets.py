@@ -20,7 +20,6 @@ ROWS = 60
 
 
 def recorded(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows with every column of the table but images."""
     rng = np.random.default_rng(seed)
     return [
         {
@@ -65,7 +64,6 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
-    """The rows as `save_to_disk` leaves them, in three files."""
     folder = tmp_path_factory.mktemp("saved") / "data"
     datasets.Dataset.from_list(rows).save_to_disk(str(folder), num_shards=3)
     assert datasets.load_from_disk(str(folder)).data.column("action").num_chunks == 3
@@ -483,8 +481,6 @@ def test_to_dataset_of_appended_rows_only() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class At:
-    """Windows at given places."""
-
     places: tuple[int, ...]
     sequence_length: int
 

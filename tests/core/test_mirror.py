@@ -24,7 +24,6 @@ from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_bat
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes that the mirror's file takes on the disk."""
     return next(folder.glob("*/bytes")).stat().st_blocks * 512
 
 
@@ -255,14 +254,12 @@ KEPT = 4 << 20
 
 
 def read_in_a_process(folder: str, seed: int, first: int, last: int, cache_bytes: int | None, said: str) -> None:
-    """Read batches, and write down how many bytes were fetched."""
     objects, mirror = Objects(size=3_000_000, latency=0.001), Mirror(folder, cache_bytes=cache_bytes)
     read_batches(mirror, objects, seed, first, last)
     Path(said).write_text(str(objects.fetched))
 
 
 def started(folder: Path, number: int, *, seed: int, last: int, cache_bytes: int | None = None) -> SPAWN.Process:  # type: ignore[name-defined]
-    """A process that reads batches."""
     arguments = (str(folder), seed, 0, last, cache_bytes, str(folder / f"said-{number}"))
     process = SPAWN.Process(target=read_in_a_process, args=arguments)
     process.start()

@@ -115,8 +115,6 @@ def test_threads_in_any_order(sampling: str, threads: int) -> None:
 
 
 class Counting:
-    """A sampler that counts what it is asked."""
-
     sequence_length, batch_size = 4, 3
 
     def __init__(self) -> None:
@@ -163,7 +161,6 @@ def test_batches_nobody_comes_for_are_dropped() -> None:
 
 
 def owner(values: Any) -> Any:
-    """What keeps the memory of an array alive."""
     while isinstance(values, np.ndarray) and values.base is not None:
         values = values.base
     return values

@@ -75,7 +75,6 @@ def described(lengths: list[int], capacity: int | None = None) -> Fields:
 
 
 def packed_of(arrays: Fields, starts: list[int], lengths: list[int], capacity: int | None = None) -> Fields:
-    """A packed batch, row by row."""
     rows = [start + step for start, length in zip(starts, lengths, strict=True) for step in range(length)]
     missing = 0 if capacity is None else capacity - len(rows)
     found = {}
@@ -424,8 +423,6 @@ class TestDrawnLengths(WindowSamplerConformance):
 
 
 class Forwarding:
-    """Defines what every sampler has, and forwards the rest."""
-
     def __init__(self, sampler: Any) -> None:
         self.sampler, self.sequence_length, self.batch_size = sampler, sampler.sequence_length, sampler.batch_size
         self.batches_per_epoch, self.starts = sampler.batches_per_epoch, sampler.starts

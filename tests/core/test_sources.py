@@ -38,8 +38,6 @@ class TestBatchSource(SourceConformance):
 
 
 class Counting(Numbers):
-    """Batches that depend on how many there were."""
-
     def __init__(self) -> None:
         self.asked = 0
 
@@ -59,7 +57,6 @@ def _shared(index: int) -> Any:
 
 
 def _finite(self: Numbers, right: Any, index: int) -> Any:
-    """One epoch, and nothing behind it."""
     if index >= len(self):
         raise IndexError(index)
     return right(index)

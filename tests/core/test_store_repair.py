@@ -19,7 +19,6 @@ PARTS = (40, 30, 30)
 
 
 def store_of(folder: Path, parts: tuple[int, ...]) -> Path:
-    """A store whose sealed files have some numbers of rows; episodes have 7 rows."""
     for end, count in zip(accumulate(parts), parts, strict=True):
         with DatasetStore.open(folder, "a") as store:
             store.extend(rows_of("mixed", end - count, count))
@@ -176,7 +175,6 @@ def test_a_manifest_that_is_lost_is_put_back(damage: Any, folder: Path, capsys: 
 
 
 def test_files_that_the_copy_does_not_know_are_put_aside(folder: Path) -> None:
-    """Where the copy could not be written the last time."""
     copy = (folder / "manifest.json.bak").read_bytes()
     with DatasetStore.open(folder, "a") as store:
         store.extend(rows_of("mixed", 100, 10))

@@ -132,7 +132,6 @@ def test_a_loader_goes_on_where_files_were_put_together(tmp_path: Path) -> None:
 
 
 def test_nothing_is_put_together_once_a_store_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may be writing by then."""
     with DatasetStore.open(tmp_path / "store", "a") as store:
         for first in range(0, 100, 10):
             store.from_dataset(table_of("numbers", first, 10))
@@ -391,7 +390,6 @@ def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
 
 
 def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
-    """So many more files of a few rows, of which none are put together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))
         for number in range(first, first + count):

@@ -31,7 +31,6 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def row(number: int) -> Row:
-    """A row of which every value says which it is."""
     return {
         "observation": np.arange(4, dtype=np.float32) + number,
         "action": number % 5,
@@ -71,7 +70,6 @@ def read_all(path: Path) -> Extent:
 
 
 def left(path: Path) -> Extent:
-    """The rows that the next writer keeps."""
     reader = TailReader(path)
     return reader.extent(reader.left())
 
@@ -107,7 +105,6 @@ def test_readers_see_what_was_committed(tmp_path: Path) -> None:
 
 
 def killed(work: Callable[[], None]) -> None:
-    """Do some work in a process that ends without any of Python's leave-taking."""
     assert os.waitpid(forked(work), 0)[1] == 0
 
 

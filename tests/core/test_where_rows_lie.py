@@ -35,7 +35,6 @@ FIELDS = [Field("ok", dtype="bool"), Field("grid", max_ndim=2)]
 
 
 def batch(number: int, **changes: Any) -> pa.RecordBatch:
-    """One record batch of six columns whose values say which row they belong to."""
     rows = np.arange(number * ROWS, (number + 1) * ROWS)
     columns = {
         "action": pa.array(rows % 5),

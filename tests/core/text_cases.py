@@ -12,7 +12,6 @@ WORDS = ["knock", "who", "is", "there", "lettuce", "in", "it", "is", "cold", "ou
 
 @cache
 def made() -> str:
-    """The JSON of a tokenizer, trained on a few words."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=["<unk>", "<pad>", "</s>"], show_progress=False)
@@ -25,7 +24,6 @@ def tokenizer() -> Tokenizer:
 
 
 def sentence(number: int, words: int) -> str:
-    """A text of so many words."""
     return " ".join(WORDS[(number * 7 + place * (number % 5 + 1)) % len(WORDS)] for place in range(words))
 
 

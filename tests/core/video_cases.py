@@ -78,20 +78,7 @@ def write_video(
     side: tuple[int, int] = SIDE,
     cut: str | None = None,
 ) -> Path:
-    """Write a video; skips the test where PyAV has no encoder for it.
-
-    Args:
-        file: Where.
-        codec: The encoder.
-        options: Of the encoder.
-        pixels: The pixel format.
-        times: When frames are shown, in ms; by default 25 a second.
-        muxing: Options of the container.
-        count: How many frames.
-        seed: Of what is in the picture.
-        side: Height and width.
-        cut: See ``cut_video``.
-    """
+    """Write a video; skip the test where PyAV has no encoder for it. ``times`` are ms; ``cut``: see ``cut_video``."""
     av = pytest.importorskip("av")
     try:
         av.Codec(codec, "w")
@@ -138,7 +125,6 @@ def copy_packets(whole: Path, file: Path, keep: Callable[[list[Any]], list[Any]]
 
 
 def with_content(packet: Any, content: bytes) -> Any:
-    """A packet of other bytes at the same time."""
     made = pytest.importorskip("av").Packet(content)
     made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
     made.is_keyframe = packet.is_keyframe
@@ -188,14 +174,7 @@ def frames_of(video: Any, frame: Sequence[int | None] | np.ndarray) -> pa.Struct
 def video_rows(
     folder: Path, cameras: Mapping[str, Any], *, videos: int, fields: Sequence[Field] | None = None
 ) -> pa.Table:
-    """Rows that show frames of the videos 0.mp4, 1.mp4, ... of a folder, an episode a video.
-
-    Args:
-        folder: The videos'.
-        cameras: Of each column which frames of its video an episode shows.
-        videos: How many.
-        fields: By default one of images a column.
-    """
+    """Rows that show frames of the videos 0.mp4, 1.mp4, ... of a folder, an episode a video; by column which frames."""
     count = len(next(iter(cameras.values())))
     step = np.tile(np.arange(count), videos)
     columns = {
