@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mouse_core.errors import ConfigError, StateError
+from mouse_core.errors import StateError
 from mouse_core.randomness import Key
 from mouse_core.replay import (
     ArrayStorage,
-    ConsumingSampler,
     ListStorage,
     MemmapStorage,
     RandomSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
-    Schedule,
     SliceSampler,
 )
 
@@ -111,24 +108,3 @@ def test_T25_indices_are_flat() -> None:
     assert buffer[indices[1, 3:5]]["x"].tolist() == [8, 9]
     with pytest.raises(IndexError):
         buffer[0, 3:5]
-
-
-def test_T76_recorded_rows_and_then_fresh_ones() -> None:
-    recorded, online = filled(40), ReplayBuffer(ArrayStorage(100))
-    both = ReplayBufferEnsemble(recorded, online, p=Schedule({0: [1, 0], 2: [0.5, 0.5]}), batch_size=8)
-    assert [both.sample()["buffer_ids"].sum() for _ in range(2)] == [0, 0]
-    with pytest.raises(ConfigError, match="found buffer 1 without rows"):
-        both.sample()
-    online.extend(rows(5))
-    assert both.sample()["buffer_ids"].sum() == 4
-    online.extend(recorded[:])
-    assert len(online) == 45
-
-
-def test_T77_windows_of_tokens_are_a_queue() -> None:
-    queue = ReplayBuffer(ArrayStorage(10, ragged=["tokens"]), ConsumingSampler(shuffle=False), batch_size=2)
-    queue.extend([{"tokens": np.arange(n)} for n in (3, 1, 2)])
-    found = []
-    while queue.sampler.left:
-        found += [len(tokens) for tokens in queue.sample()["tokens"]]
-    assert found == [3, 1, 2]

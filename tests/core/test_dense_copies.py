@@ -156,7 +156,7 @@ def test_codes_in_copies_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("stored", "fill", "dtype"),
-    [("float32", 0.1, "float64"), ("uint8", -1, "int64"), ("int32", 0.5, "float64"), ("float16", np.nan, "float32")],
+    [("uint8", -1, "int64"), ("int32", 0.5, "float64"), ("float16", np.nan, "float32")],
 )
 def test_fills_that_the_stored_dtype_cannot_hold(stored: str, fill: float, dtype: str) -> None:
     store = DatasetStore(fields=[Field("x", fill=fill, dtype=dtype)])
@@ -217,36 +217,3 @@ def test_a_forked_child_reads_on(tmp_path: Path) -> None:
 def test_a_limit_is_a_number_of_bytes(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="dense_bytes: expected an integer of at least 0"):
         DatasetStore(dense_bytes=wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [0, 3000, 1 << 20])
-def test_copies_of_rows_that_are_still_appended_to(limit: int) -> None:
-    """A copy has the rows that there were: whoever sees more of the same rows must not read beyond it."""
-
-    def row(number: int) -> dict[str, Any]:
-        null = number % 7 == 3 and number > 300
-        done = number % 5 == 4
-        observation = np.full(1 + number // 400 % 3, float(number))
-        others = {"action": 0, "reward": 0.0, "done": done, "observation": observation}
-        return others | {"episode_step": None if null else number}
-
-    store = DatasetStore(max_obs_continuous_dim=3, dense_bytes=limit)
-    for number in range(100):
-        store.append(row(number))
-    source = BatchSource(store, 4, 16)
-    sources = [source]
-    for number in range(100, 2500):
-        store.append(row(number))
-        if number % 150 == 0:
-            source = source.with_snapshot(store.snapshot(), epoch_start=source.epoch_start + 10)
-            sources = [*sources[-3:], source]
-            for each in (source, *sources):
-                for index in range(each.epoch_start, each.epoch_start + 25):
-                    batch, at = each[index], each.plan(index).starts[:, None] + np.arange(4)
-                    assert (batch["time"] == np.where((at % 7 == 3) & (at > 300), -1, at)).all()
-                    assert (batch["done"] == (at % 5 == 4)).all()
-                    width = 1 + at // 400 % 3
-                    wanted = np.where(np.arange(3) < width[..., None], at[..., None], 0)
-                    assert (batch["obs_continuous"] == wanted).all()
-    assert store._budget.used <= limit

@@ -299,16 +299,12 @@ def test_windows_by_field_go_by_what_a_derived_field_belongs_to(alignment: Align
     assert (batch["over"][there] == (batch["done"][there] == 1)).all()
 
 
-def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
-    """What is derived of an episode is the same in a view of it, whichever comes first."""
+def test_mixtures_take_stores_with_derived_fields() -> None:
     store = example_store(200)
-    chosen = DerivedStore(store, derivations()).best(0.3)
-    derived = DerivedStore(store.best(0.3), derivations())
-    assert_same(all_values(chosen), all_values(derived))
-    mixture = Mixture({"all": DerivedStore(store, derivations()), "best": chosen})
+    derived = DerivedStore(store, derivations())
+    mixture = Mixture({"all": derived, "best": derived.best(0.3)})
     source = BatchSource(mixture, 5, 16, boundary="episode")
-    plain = BatchSource(DerivedStore(store, derivations()), 5, 16)
-    assert source.spec.keys() == {*plain.spec, "member", "mask"}
+    assert source.spec.keys() == {*BatchSource(derived, 5, 16).spec, "member", "mask"}
     batch = source[2]
     there = batch["mask"][:, 1:]
     steps_taken = batch["from_start"][:, 1:] - batch["from_start"][:, :-1]
@@ -514,17 +510,6 @@ class Computed:
     def compute(self, rows: EpisodeRows) -> Any:
         self.rows += len(rows)
         return np.zeros(len(rows), np.float32)
-
-
-def test_a_function_is_asked_once_of_episodes_of_a_store_with_derived_fields() -> None:
-    base, asked = example_store(60), []
-    view = DerivedStore(base, {"to_go": Return()}).where(lambda episode: asked.append(episode) or True)
-    view.snapshot()
-    first = len(asked)
-    base.extend(example_columns(30, first=60))
-    view.snapshot()
-    # What was the last episode may have gone on.
-    assert first < len(asked) <= base.episodes.num_rows + 1
 
 
 @dataclass(frozen=True)

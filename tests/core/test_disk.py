@@ -16,10 +16,8 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
-from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError, StoreWarning
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError
 from mouse_core.files.writing import sync_folders
-from mouse_core.mixtures import Mixture
-from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk import folder as folder_module
 from mouse_core.store.disk.checking import check_store, repair
 from mouse_core.store.disk.folder import Manifest
@@ -338,26 +336,6 @@ def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> N
     assert DatasetStore.open(tmp_path / "saved")[:] == memory[:]
 
 
-def test_views_mixtures_derived_fields_and_buffers_take_it(folder: Path) -> None:
-    memory = in_memory(rows(1000))
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend({name: values[:600] for name, values in rows(1000).items()})
-        writer.flush()
-        reader = DatasetStore.open(folder)
-        best = reader.best(0.5)
-        mixed = Mixture({"one": reader, "two": in_memory(rows(200, 7))})
-        assert best.snapshot().num_rows == 300
-        assert mixed.snapshot().num_rows == 800
-        writer.extend({name: values[600:] for name, values in rows(1000).items()})
-        writer.flush()
-        assert best.snapshot().fingerprint == memory.best(0.5).snapshot().fingerprint
-        assert len(mixed) == 1200
-    derived = [DerivedStore(store, {"rtg": Return(discount=0.9)}) for store in (reader, memory)]
-    assert derived[0].snapshot().fingerprint == derived[1].snapshot().fingerprint
-    first, second = (BatchSource(store, 8, 4)[0] for store in derived)
-    assert first["rtg"].tobytes() == second["rtg"].tobytes()
-
-
 def test_a_row_that_the_disk_did_not_confirm_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one error of an append after which the store has the row."""
     with DatasetStore.open(folder, "a", sync="append") as writer:
@@ -621,17 +599,6 @@ def test_a_file_of_rows_of_another_store_is_refused(folder: Path, more: dict[str
     for mode in "ra":
         with pytest.raises(DataError, match="expected the file with the identity"):
             DatasetStore.open(folder, mode)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_copy_of_a_killed_writers_folder_has_the_rows_of_the_last_flush(folder: Path) -> None:
-    _killed_writer(folder)
-    copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
-    with pytest.warns(StoreWarning, match="are dropped"):
-        store = DatasetStore.open(copy, "a")
-    assert len(store) == len(DatasetStore.open(copy)) == 0
-    assert len(DatasetStore.open(folder, "a")) == 100 * 50
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")

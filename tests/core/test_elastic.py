@@ -14,7 +14,6 @@ from mouse_core import (
     ConfigError,
     DatasetStore,
     PrefetchBatchifier,
-    StateError,
     WorkerError,
 )
 from mouse_core.digest import StreamDigest, whole_state
@@ -97,27 +96,6 @@ def test_any_numbers_of_processes_deliver_the_one_stream(kind: Any, runs: list[t
     expected = run(make, 1, sum(steps for _, steps in runs), None)
     assert state == expected
     assert StreamDigest.from_state(state["digest"]).windows > 0 or not state["next_index"]
-
-
-def test_fewer_processes_fill_packed_batches_up_to_more() -> None:
-    """How many rows a share is filled up to goes with their number, and so does whether shares may be uneven."""
-    options: dict[str, Any] = {"lengths": range(1, 9), "digest": True}
-    runs = [(8, {"packed": 24}), (3, {"packed": 64}), (5, {"packed": 48, "uneven": "pad"}), (2, {"packed": True})]
-    state = None
-    for count, chosen in runs:
-        if 24 % count:
-            chosen = {**chosen, "uneven": "pad"}
-        state = run(
-            lambda shard, c=chosen: PrefetchBatchifier(STORE, 8, 24, shard=shard, **options, **c), count, 2, state
-        )
-    expected = run(lambda shard: PrefetchBatchifier(STORE, 8, 24, shard=shard, **options, packed=192), 1, 8, None)
-    assert state["digest"] == expected["digest"]
-    for other, says in (
-        (options, "packed: expected none, found True"),
-        ({"lengths": range(1, 8), "packed": True}, "lengths: expected"),
-    ):
-        with PrefetchBatchifier(STORE, 8, 24, **other) as loader, pytest.raises(StateError, match=says):
-            loader.load_state_dict(state)
 
 
 class Counting:

@@ -117,29 +117,6 @@ def test_a_number_a_vector_of_one_and_a_null_are_what_the_field_says(
         assert encoded.tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("wide", [[3, 4], [], [[3]]])
-@pytest.mark.parametrize("way", ["append", "extend", "table", "encode"])
-def test_longer_vectors_are_refused_with_their_row(way: str, wide: list[Any]) -> None:
-    store = DatasetStore()
-    rows = {"action": [0] * 6, "reward": [0.0] * 6, "done": [0] * 6, "observation_discrete": [[3]] * 6}
-    with pytest.raises(DataError, match=r"obs(ervation|)_discrete.* at row 3|observation_discrete"):  # noqa: PT012
-        if way == "append":
-            store.extend({name: values[:3] for name, values in rows.items()})
-            store.append({"action": 0, "reward": 0.0, "done": 0, "observation_discrete": wide})
-        elif way == "extend":
-            store.extend(rows | {"observation_discrete": [[3], [4], [5], wide, [6], [7]]})
-        elif way == "table":
-            if wide == [[3]]:
-                raise DataError("observation_discrete")  # of another type, which no column can hold beside the others
-            store.from_dataset(pa.table(rows | {"observation_discrete": [[3], [4], [5], wide, [6], [7]]}))
-            BatchSource(store, 6, 1)[0]
-        else:
-            store.extend(rows)
-            store.encode_hf_rows(rows | {"observation_discrete": [[3], [4], [5], wide, [6], [7]]})
-    if way in ("append", "extend"):
-        assert len(store) == (3 if way == "append" else 0)
-
-
 def test_numbers_and_vectors_of_one_are_the_same_to_a_store_that_has_either() -> None:
     row = {"action": 0, "reward": 0.0, "done": 0}
     for first, second in ((3, [4]), ([3], 4), (np.array([3]), np.int64(4))):

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DataError, DatasetStore, Field, PrefetchBatchifier, Snapshot
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, Snapshot
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
 from tests.waiting import together
@@ -108,25 +107,6 @@ def test_a_reader_of_a_folder_whose_rows_become_irregular(tmp_path: Path) -> Non
             assert_as_afresh(source, range(4))
 
 
-def test_two_stores_that_begin_alike() -> None:
-    """Snapshots made by hand of the segments of two stores: what one learns is not taken for what the other is."""
-    store = a_store()
-    for number in range(100):
-        store.append(a_row(number))
-    source = BatchSource(store, 8, 4)
-    source[0]
-    begin, config = (*store.snapshot().segments, *afterwards(10)), store.snapshot().config
-    # Now there is room for what is known of more.
-    source = source.with_snapshot(Snapshot(begin, config), epoch_start=0)
-    grown = [
-        source.with_snapshot(Snapshot([*begin, *more], config), epoch_start=0)
-        for more in (afterwards(200), afterwards(300), (*afterwards(3), *afterwards(400)))
-    ]
-    for _ in range(2):
-        for follower in (*grown, source):
-            assert_as_afresh(follower, range(8))
-
-
 def afterwards(rows: int) -> tuple[Any, ...]:
     store = a_store()
     for number in range(rows):
@@ -176,25 +156,6 @@ def test_followers_in_other_threads() -> None:
             index += 1
 
     together([append, *(partial(read, step) for step in (0, 1, 3))])
-
-
-def test_codes_of_appended_vectors_are_looked_at() -> None:
-    """So what a source knows of the rows before holds for them, too."""
-    field = Field("tokens", dtype="int64", shape=(4,), bounds=(0, 9))
-    store = DatasetStore(fields=[field])
-
-    def append(code: int) -> None:
-        for _ in range(200):
-            store.append({"action": 1, "reward": 0.0, "done": 0, "tokens": np.full(4, code)})
-
-    append(3)
-    source = BatchSource(store, 4, 8)
-    source[0]
-    with pytest.raises(DataError, match=r"column 'tokens': expected 0\.\.9, found 99 at row 200"):
-        append(99)
-    append(9)
-    grown = source.with_snapshot(store.snapshot(), epoch_start=1)
-    assert max(grown[index]["tokens"].max() for index in range(1, 9)) == 9
 
 
 def test_rows_that_nobody_has_are_let_go_of_at_once(tmp_path: Path) -> None:

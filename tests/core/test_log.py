@@ -84,14 +84,11 @@ def test_damage_is_an_error_and_what_a_power_cut_leaves_is_none(tmp_path: Path) 
 
 def test_a_damaged_file_is_named_and_one_that_was_not_finished_has_no_records(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    written = MappedLog(path)
-    written.append(b"first")
+    MappedLog(path).append(b"first")
     content = bytearray(path.read_bytes())
     content[FIRST + HEAD] ^= 1
-    for damaged, message in (
-        (content, "expected an intact record at byte 24"),
-        (b"anything" * 10, "expected a mapped log"),
-    ):
+    wrong = (content, "expected an intact record at byte 24"), (b"anything" * 10, "expected a mapped log")
+    for damaged, message in wrong:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=rf"{path}: {message}"):
             read_mapped_log(path)

@@ -15,10 +15,9 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
-from mouse_core.readahead import merged
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Pace
-from mouse_core.remote.mirror.table import PAGE, SparseFile, bits, masks_of, pages_of, touched
+from mouse_core.remote.mirror.table import SparseFile
 from tests.core.killing import forked
 from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_batches
 
@@ -34,29 +33,6 @@ def test_batches_are_what_the_objects_have(tmp_path: Path) -> None:
     assert counted["evicted"]
     assert counted["fetched"] == objects.fetched
     assert max(counted["kept"], on_disk(tmp_path)) <= 5 << 20
-
-
-@pytest.mark.parametrize("longest", [1, 9000, 300_000])
-def test_pages_that_bytes_touch(longest: int) -> None:
-    draw = np.random.default_rng(longest)
-    for count in (1, 2, 40):
-        edges = np.cumsum(draw.integers(1, longest + 1, 2 * count)) + draw.integers(0, 1 << 20)
-        begins, ends = edges[::2], edges[1::2]
-        expected: dict[int, int] = {}
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            for page in range(begin // 4096, (end - 1) // 4096 + 1):
-                expected[page // 16] = expected.get(page // 16, 0) | 1 << page % 16
-        blocks, masks = touched(begins, ends)
-        assert dict(zip(blocks.tolist(), masks.tolist(), strict=True)) == expected
-        assert blocks.tolist() == sorted(expected)
-        pages = [
-            block * 16 + page for block, mask in sorted(expected.items()) for page in range(16) if mask >> page & 1
-        ]
-        assert pages_of(blocks, masks).tolist() == pages
-        assert masks_of(bits(masks)).tolist() == masks.tolist()
-        # Nor are others touched where ranges are one that no page lies between.
-        again = touched(*merged(begins, ends, PAGE - 1))
-        assert [some.tolist() for some in again] == [blocks.tolist(), masks.tolist()]
 
 
 def test_private_copies(tmp_path: Path) -> None:

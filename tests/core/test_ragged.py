@@ -1,6 +1,5 @@
 """Windows of lengths of their own, padded and packed: which rows they are, by an oracle in plain Python."""
 
-import json
 import pickle
 import re
 import sys
@@ -245,32 +244,6 @@ def test_it_is_gathered_into_memory_of_others(name: str) -> None:
             assert_same(view, other, name)
     with pytest.raises(ConfigError, match="layout: expected a plan"):
         source.layout(4)
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-def test_a_loader_resumes_refreshes_and_digests(workers: int) -> None:
-    store = example_store(200)
-    options: Any = {"lengths": range(1, 9), "boundary": "episode", "packed": True, "seed": 5, "batch_size": 4}
-    source = BatchSource(store, **options)
-    with PrefetchBatchifier(store, num_workers=workers, digest=True, **options) as loader:
-        found = [loader.next_batch() for _ in range(7)]
-        state = json.loads(json.dumps(loader.state_dict()))
-        for index, batch in enumerate(found):
-            assert_same(batch, source[index], index)
-        assert loader.digest.windows == 28
-        more = example_store(260)
-        store.extend({name: values[200:260] for name, values in RAW.items()})
-        loader.refresh()
-        assert len(more) == len(store)
-        again = source.with_snapshot(store.snapshot(), epoch_start=7)
-        fresh = BatchSource(more, epoch_start=7, **options)
-        for index in range(7, 12):
-            batch = loader.next_batch()
-            assert_same(batch, again[index], index)
-            assert_same(batch, fresh[index], index)
-    with PrefetchBatchifier(example_store(200), num_workers=workers, **options) as loader:
-        loader.load_state_dict(state)
-        assert_same(loader.next_batch(), source[7])
 
 
 def test_the_digest_is_that_of_windows_wherever_they_lie() -> None:

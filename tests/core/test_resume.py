@@ -76,8 +76,7 @@ def test_resuming_at_any_index(
         assert other.state_dict() == state | {"next_index": at + 9}
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("sampling", "workers"), [*((sampling, 2) for sampling in SAMPLINGS), ("random", 0)])
 def test_refresh_begins_an_epoch_over_what_there_is_now(sampling: str, workers: int) -> None:
     store = store_of(100)
     options: dict[str, Any] = {"sequence_length": 5, "batch_size": 4, "sampling": sampling, "seed": 2}

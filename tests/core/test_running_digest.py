@@ -182,27 +182,6 @@ def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
         assert sum((run(shard, 9) for shard in shards), StreamDigest()) == expected
 
 
-AROUND: dict[str, Any] = {"windows": {"reward": [-1, 0, 1]}, "boundary": "episode"}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}, AROUND, AROUND | {"sequence_length": None}],
-    ids=["", "ends", "views", "around steps", "around rows"],
-)
-@pytest.mark.parametrize("count", [2, 5])
-def test_what_fills_up_uneven_shards_does_not_count(count: int, more: dict[str, Any]) -> None:
-    store = DatasetStore()
-    store.extend(example_columns(8 * (12 + 6)))
-    options: dict[str, Any] = {"sequence_length": 8, "batch_size": 12, "sampling": "sequential", "digest": True}
-    options |= {"drop_last": False} | more
-    whole = run(PrefetchBatchifier(store, **options), 5)
-    assert more or whole.windows == 12 + 6 + 12 + 6 + 12
-    for ranks in (1, count):
-        shards = [PrefetchBatchifier(store, shard=(rank, ranks), uneven="pad", **options) for rank in range(ranks)]
-        assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
-
-
 def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
     store = example_store()
 
@@ -239,33 +218,6 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
         assert "digest" not in plain.state_dict()
         with pytest.raises(ConfigError, match="digest=True"):
             _ = plain.digest
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 4)])
-def test_before_and_after_add_up_whoever_saved_the_state(before: int, after: int) -> None:
-    def begun(count: int) -> list[Any]:
-        shards = [(rank, count) for rank in range(count)]
-        options: dict[str, Any] = {"uneven": "pad", "digest": True, "num_workers": 0}
-        return [PrefetchBatchifier(example_store(), 8, 4, shard=one, **options) for one in shards]
-
-    def resumed(count: int, handed_out: list[Any]) -> StreamDigest:
-        loaders = begun(count)
-        for loader, state in zip(loaders, handed_out, strict=True):
-            loader.load_state_dict(state)
-        return sum((run(loader, 6) for loader in loaders), StreamDigest())
-
-    whole = run(begun(1)[0], 10)
-    first, part = begun(before), StreamDigest()
-    for loader in first:
-        part += run(loader, 4)
-    states = [loader.state_dict() for loader in first]
-    source = BatchSource(example_store(), 8, 4)
-    rest = sum((StreamDigest.of(index, source[index]) for index in range(4, 10)), StreamDigest())
-    assert part + rest == whole
-    for handed_out in ([states[0]] * after, [states[-1]] * after, (states * after)[:after]):
-        assert resumed(after, handed_out) == (whole if before == 1 else rest)
-    for order in (states, states[::-1]):
-        assert resumed(after, [whole_state(order)] * after) == whole
 
 
 def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:

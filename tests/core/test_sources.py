@@ -99,13 +99,6 @@ def test_the_suite_finds_what_is_wrong(kind: Any, test: str) -> None:
         getattr(Suite(), test)()
 
 
-def test_a_for_loop_is_an_epoch() -> None:
-    with PrefetchBatchifier(Numbers()) as loader:
-        assert len(loader) == 3
-        assert [int(batch["a"][0, 0]) for batch in loader] == [0, 1, 2]
-        assert [int(batch["a"][0, 0]) for batch in loader] == [3, 4, 5]
-
-
 @pytest.mark.parametrize("change", [{"fingerprint": "x"}, {"next_index": -1}, {"next_index": "1"}, {"seed": 0}])
 def test_states_of_others_change_nothing(change: dict[str, Any]) -> None:
     with PrefetchBatchifier(Numbers()) as loader:

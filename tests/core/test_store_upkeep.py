@@ -352,23 +352,6 @@ def test_rows_that_are_sent_are_on_the_disk_before_readers_see_them(
         assert pickle.loads(sent).rows(range(10))["number"] == [*range(10)]
 
 
-def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(rows_of("numbers", 0, 50))
-    reader = DatasetStore.open(folder)
-    had = reader.snapshot()
-    with DatasetStore.open(folder, "a") as writer:
-        writer.clear()
-    with DatasetStore.open(folder, "a") as writer:
-        assert files(folder)
-        assert had.rows([7])["number"] == [7]
-    assert len(reader) == 0
-    del had
-    with DatasetStore.open(folder, "a"):
-        assert not files(folder)
-
-
 @pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": 10}, {"max_rows": 2.5}])
 def test_a_limit_is_a_number_for_a_writer(limit: dict[str, int], tmp_path: Path) -> None:
     wanted = f"{next(iter(limit))}: expected an integer of at least (8|65536)"

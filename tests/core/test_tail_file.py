@@ -6,7 +6,7 @@ Stores are held to the same in ``test_store_crash`` and ``tests.simulate``, wher
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from mouse_core.files import locking
 from mouse_core.store.disk import tail as tails
 from mouse_core.store.disk.tail import TailFile, TailReader
 from tests.core.damaged_files import damaged_copies
-from tests.core.killing import forked
+from tests.core.killing import in_child
 
 Row = dict[str, Any]
 
@@ -104,10 +104,6 @@ def test_readers_see_what_was_committed(tmp_path: Path) -> None:
         assert rows_of(reader.extent(before)) == expected(before)
 
 
-def killed(work: Callable[[], None]) -> None:
-    assert os.waitpid(forked(work), 0)[1] == 0
-
-
 def test_all_rows_that_count_survive_the_process_and_a_copy_has_what_was_committed(tmp_path: Path) -> None:
     """Whoever copied it may have met the writer at work."""
     path = tmp_path / "tail"
@@ -118,7 +114,7 @@ def test_all_rows_that_count_survive_the_process_and_a_copy_has_what_was_committ
         tail.commit()
         put(tail, 300, 500)
 
-    killed(work)
+    in_child(work)
     assert rows_of(read_all(path)) == expected(300)
     assert rows_of(left(path)) == expected(500)
     shutil.copy(path, tmp_path / "copy")
@@ -203,7 +199,7 @@ def test_damage_is_refused_or_has_not_met_a_row(tmp_path: Path) -> None:
         assert all(named)
         assert len(named) > 12
 
-    killed(look)  # in a process of its own, where a signal would be seen
+    in_child(look)  # in a process of its own, where a signal would be seen
 
 
 def test_what_is_no_tail(tmp_path: Path) -> None:
@@ -233,18 +229,6 @@ def full_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_takes_no_row_whose_objects_do_not_fit(tmp_path: Path) -> None:
-    tail = made(tmp_path / "tail")
-    put(tail, 0, 100)
-    with full_beyond((tmp_path / "tail.objects").stat().st_size + 3), pytest.raises(StorageError, match="objects"):
-        put(tail, 100, 110)
-    assert tail.extent.count < 110
-    assert rows_of(tail.extent) == expected(tail.extent.count)
-    put(tail, tail.extent.count, 300)
-    tail.commit()
-    assert rows_of(read_all(tmp_path / "tail")) == expected(300)
 
 
 @pytest.mark.parametrize("reserves", [True, False])

@@ -5,29 +5,20 @@ chunk is looked up, in how few pieces windows come, what is copied once. No batc
 rooms that do it.
 """
 
-import gc
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field
-from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.column import _FEW as FEW
 from mouse_core._arrow.column import Column
 from mouse_core._base.memory import sparse_zeros
 from mouse_core.store import _segments
-from tests.core.worlds import numbered
 
 ROWS = 40  # of a record batch
 BATCHES = 30
@@ -142,27 +133,6 @@ def test_a_chunk_is_looked_up_once_unless_chunks_of_columns_differ(
         check(datasets.Dataset(one.data.cast(schema.set(place, pa.field(schema.names[place], other)))))
 
 
-@given(data=st.data(), looked_at=st.sampled_from([3, 16, 1 << 16]), most=st.sampled_from([5, 1000]))
-def test_runs_of_row_numbers_are_the_row_numbers(data: st.DataObject, looked_at: int, most: int) -> None:
-    sizes = data.draw(st.lists(st.sampled_from([1, 2, 5, 5, 9]), min_size=1, max_size=12))
-    edges, rows = np.concatenate([[0], np.cumsum(sizes)]), sum(sizes)
-    stretches = data.draw(st.lists(st.tuples(st.integers(0, rows - 1), st.integers(1, 12)), min_size=1, max_size=9))
-    numbers = [row for first, count in stretches for row in range(first, min(first + count, rows))]
-    values = pa.chunked_array([pa.array(np.arange(a, b)) for a, b in pairwise(edges.tolist())])
-    segment = _segments.Segment(pa.table({"n": values}), pa.table({"indices": pa.array(numbers, pa.uint64())}))
-    with patch.multiple(_segments, _LOOKED_AT=looked_at, _MOST_RUNS=most):
-        runs = segment.runs
-    joined = 1 + sum(after != before + 1 for before, after in pairwise(numbers))
-    if runs is None:
-        assert joined > most or _segments._SHORTEST_RUNS * joined > looked_at
-        return
-    assert joined <= most
-    chunk, row = runs.located(found := runs.find(every := np.arange(len(numbers))), every - runs.starts[found])
-    assert (edges[chunk] + row).tolist() == numbers
-    assert (row < np.diff(edges)[chunk]).all()
-    assert runs.starts[-1] == len(numbers)
-
-
 def test_row_numbers_beyond_the_table_are_an_error() -> None:
     from datasets import Dataset
 
@@ -176,29 +146,6 @@ def test_row_numbers_beyond_the_table_are_an_error() -> None:
         assert segment.runs is None
         with pytest.raises(DataError, match=r"expected row indices in 0\.\.89, found"):
             segment.row_numbers(np.arange(70))
-
-
-def test_what_threads_ask_for_at_once_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
-    copy = ByteViews.copy
-    copied: list[int] = []
-
-    def slowly(self: ByteViews, first: int, count: int) -> Any:
-        copied.append(count)
-        time.sleep(0.001)
-        return copy(self, first, count)
-
-    monkeypatch.setattr(ByteViews, "copy", slowly)
-    gc.collect()
-    source, before = BatchSource(numbered(300), 4, 3), pa.total_allocated_bytes()
-    with ThreadPoolExecutor(2) as threads:
-        source[0]
-        for index in range(1, 601, 2):  # blocks begin at 1, 9 and 73, and are copied from there
-            list(threads.map(source.__getitem__, (index, index + 1)))
-    # What comes next, and what the last batches lay in.
-    assert pa.total_allocated_bytes() - before <= 2 * max(copied) * source.layout(3).nbytes
-    # Where the second thread is first a few are copied alone.
-    assert sum(copied) < 600 + 2 * max(copied)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
