@@ -254,11 +254,7 @@ DEFECTS: dict[str, tuple[Plant, tuple[float, ...], set[str]]] = {
     ),
     "a dimension stuck for a while": (stuck, (1000, 200), {"stuck", "drift"}),
     "actions times 255": (actions_times, (255,), {"times-255"}),
-    "actions times 255 in half of the episodes": (
-        half_actions_times,
-        (255,),
-        {"scale-by-episode", "drift"},
-    ),
+    "actions times 255 in half of the episodes": (half_actions_times, (255,), {"scale-by-episode", "drift"}),
     "actions mostly saturated": (saturated, (100, 10), {"saturated"}),
     "an action dimension never recorded": (constant_action, (0,), {"constant-action"}),
     "episodes that repeat others nearly": (

@@ -99,8 +99,7 @@ WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
 
 
 @pytest.mark.parametrize(
-    ("where", "way"),
-    [("memory", "chained"), ("three files", "twice"), *(("small batches", way) for way in WAYS)],
+    ("where", "way"), [("memory", "chained"), ("three files", "twice"), *(("small batches", way) for way in WAYS)]
 )
 def test_what_datasets_makes_of_a_dataset(
     rows: list[dict[str, Any]], saved: Path, small_batches: datasets.Dataset, where: str, way: str
@@ -423,7 +422,7 @@ def test_to_dataset_of_everything_together(rows: list[dict[str, Any]], saved: Pa
 
 
 def test_to_dataset_of_appended_rows_only() -> None:
-    rows = recorded(2500)  # more than one block of memory
+    rows = recorded(1100)  # more than one block of memory
     store = appended(rows)
     back = store.to_dataset()
     assert plain(back) == rows

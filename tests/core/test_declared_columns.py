@@ -112,7 +112,7 @@ def test_the_order_of_values_decides_nothing(store: DatasetStore, seed: int) -> 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_contradict_a_declaration_change_nothing(store: DatasetStore, name: str) -> None:
-    for count in range(3):
+    for count in range(2):
         for value in REFUSED[name]:
             with pytest.raises(DataError, match=f"column '{name}': .*expected.* at row {count}"):
                 store.append(row(**{name: value}))
@@ -120,7 +120,7 @@ def test_values_that_contradict_a_declaration_change_nothing(store: DatasetStore
                 store.extend([row(**{name: value})])
         assert len(store) == count
         store.append(row(count))
-    assert [one[name] for one in rows_of(store)] == [TAKEN[name][at % len(TAKEN[name])][1] for at in range(3)]
+    assert [one[name] for one in rows_of(store)] == [TAKEN[name][at % len(TAKEN[name])][1] for at in range(2)]
 
 
 def test_parts_of_a_value_may_exclude_nulls() -> None:

@@ -1,8 +1,7 @@
-"""Stretches that are made dense once: the same batches with any limit, whoever reads, and the limit is kept."""
+"""Stretches that are made dense once, whoever reads. `test_orders` has the same batches with any limit."""
 
 import os
 import pickle
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,41 +10,13 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.errors import ConfigError, DataError
 from tests.core.killing import in_child
-from tests.core.oracle import assert_same, field_arrays, windows
-from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
 from tests.waiting import together
 
 ROWS = 6000
-
-
-@settings(max_examples=8)
-@given(
-    data=st.data(),
-    world=worlds(),
-    wanted=parts(counts=st.sampled_from([1, 40, 300])),
-    dense_bytes=st.sampled_from([0, 100, 2000, 1 << 20]),
-)
-def test_any_limit_gives_what_the_oracle_says(
-    data: st.DataObject, world: World, wanted: list[Part], dense_bytes: int
-) -> None:
-    """So many batches that whole blocks of them are copied from dense copies, from stored values and from both."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = build(world, wanted, Path(folder), dense_bytes=dense_bytes)
-        assume(built.rows)
-        length = data.draw(st.integers(1, min(len(built.rows), 20)))
-        dtypes = data.draw(st.sampled_from([{}, {"obs_continuous": "float32", "time": "float64", "done": "int8"}]))
-        arrays = field_arrays(built.rows, widths=world.widths, custom=CUSTOM_RULES, dtypes=dtypes)
-        dtypes = {name: dtype for name, dtype in dtypes.items() if name in arrays}
-        source = BatchSource(built.store, length, data.draw(st.integers(1, 6)), dtypes=dtypes)
-        for index in range(24):
-            assert_same(source[index], windows(arrays, source.plan(index).starts, length), index)
-        assert built.store._budget.used <= dense_bytes
 
 
 def recording(**columns: Any) -> dict[str, Any]:
@@ -155,8 +126,7 @@ def test_codes_in_copies_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "fill", "dtype"),
-    [("uint8", -1, "int64"), ("int32", 0.5, "float64"), ("float16", np.nan, "float32")],
+    ("stored", "fill", "dtype"), [("uint8", -1, "int64"), ("int32", 0.5, "float64"), ("float16", np.nan, "float32")]
 )
 def test_fills_that_the_stored_dtype_cannot_hold(stored: str, fill: float, dtype: str) -> None:
     store = DatasetStore(fields=[Field("x", fill=fill, dtype=dtype)])
@@ -168,21 +138,6 @@ def test_fills_that_the_stored_dtype_cannot_hold(stored: str, fill: float, dtype
         at = source.plan(index).starts[:, None] + np.arange(8)
         wanted = np.where(at % 7 == 3, fill, at % 256).astype(dtype)
         np.testing.assert_array_equal(batch["x"], wanted)
-
-
-def test_one_large_chunk_is_made_dense_in_parts() -> None:
-    rows = 100_000
-    numbers = np.arange(rows)
-    column = pa.array(numbers, mask=numbers % 7 == 3)
-    table = pa.table(
-        {"action": numbers % 3, "reward": numbers * 0.5, "done": numbers % 100 == 99, "episode_step": column}
-    )
-    store = DatasetStore().from_dataset(table)
-    source = BatchSource(store, 64, 32)
-    assert store._budget.used == 0
-    for index, batch in enumerate(read(source, range(120))):
-        expect_rows(source, batch, index)
-    assert store._budget.used == 9 * rows
 
 
 def test_threads_share_copies() -> None:

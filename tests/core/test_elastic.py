@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import (
-    AugmentTokensConfig,
-    BatchSource,
-    ConfigError,
-    DatasetStore,
-    PrefetchBatchifier,
-    WorkerError,
-)
+from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.mixtures import Mixture, MixtureSource
 from mouse_core.randomness import Key, Purpose

@@ -37,13 +37,17 @@ def assert_as_afresh(source: BatchSource, indices: range) -> None:
         assert_same(source.gather(source.plan(index)), fresh[index], index)
 
 
-@given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=4), used=st.lists(st.booleans(), min_size=4))
-def test_a_source_follows_its_store(world: World, wanted: list[Part], more: list[Part], used: list[bool]) -> None:
+@given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=3), used=st.lists(st.booleans(), min_size=4))
+def test_a_source_follows_its_store_and_what_comes_later_never_changes_a_batch(
+    world: World, wanted: list[Part], more: list[Part], used: list[bool]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         built = build(world, wanted, Path(folder) / "first")
-        if not built.rows:
+        rows, options = len(built.rows), (max(1, len(built.rows) // 2), 3)
+        if not rows:
             return
-        sources = [BatchSource(built.store, max(1, len(built.rows) // 2), 3, seed=1)]
+        sources = [BatchSource(built.store, *options, seed=1)]
+        before = [sources[0][index] for index in range(3)]
         for number, part in enumerate(more):
             if used[number % len(used)]:
                 assert_as_afresh(sources[-1], range(5 * number, 5 * number + 3))
@@ -51,6 +55,13 @@ def test_a_source_follows_its_store(world: World, wanted: list[Part], more: list
             sources.append(sources[-1].with_snapshot(built.store.snapshot(), epoch_start=5 * number))
         for number, source in enumerate(sources):
             assert_as_afresh(source, range(5 * number, 5 * number + 3))
+        # The same rows as the store saw them then, taken from the store as it is now.
+        cut = BatchSource(built.store.snapshot(rows), *options, seed=1)
+        assert len(sources[0].snapshot) == len(cut.snapshot) == rows
+        assert built.store.snapshot().num_rows == len(built.store) == len(built.rows)
+        for index, batch in enumerate(before):
+            assert_same(sources[0][index], batch, index)
+            assert_same(cut[index], batch, index)
 
 
 def a_row(number: int) -> dict[str, Any]:

@@ -64,9 +64,11 @@ def test_any_order_gives_what_the_oracle_says(
     data: st.DataObject, world: World, wanted: list[Part], order: list[int], most: int, kept: int, runs: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        built = build(world, wanted, Path(folder))
+        dense_bytes = data.draw(st.sampled_from([100, 2000, 1 << 20]) | st.just(0))
+        built = build(world, wanted, Path(folder), dense_bytes=dense_bytes)
         assume(built.rows)
         options = data.draw(configurations(len(built.rows)))
+        dtypes = data.draw(st.sampled_from([{}, {"obs_continuous": "float32", "time": "float64", "done": "int8"}]))
         begin = data.draw(st.sampled_from([0, 0, 3]))
         shard = data.draw(st.sampled_from([(0, 1), (0, 1), (1, 2)]))
         assume(options["batch_size"] % shard[1] == 0)
@@ -77,8 +79,9 @@ def test_any_order_gives_what_the_oracle_says(
             patch.object(_source, "planned_windows", lambda *_: most),
             patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
-            source = BatchSource(built.store, epoch_start=begin, shard=shard, **options)
-            arrays = field_arrays(built.rows, widths=world.widths, custom=CUSTOM_RULES)
+            arrays = field_arrays(built.rows, widths=world.widths, custom=CUSTOM_RULES, dtypes=dtypes)
+            dtypes = {name: dtype for name, dtype in dtypes.items() if name in arrays}
+            source = BatchSource(built.store, epoch_start=begin, shard=shard, dtypes=dtypes, **options)
             sampler, length = source.sampler, source.sequence_length
             for index in (begin + index for index in order):
                 starts = sampler.starts(source.seed, index, source.snapshot, begin)
@@ -87,6 +90,7 @@ def test_any_order_gives_what_the_oracle_says(
                 assert_same(batch, windows(arrays, mine, length), (index, order))
                 for values in batch.values():  # what is done to it stays with it
                     values[...] = 0
+            assert built.store._budget.used <= dense_bytes
 
 
 @pytest.mark.parametrize(("sampling", "threads"), [("random", 2), ("random", 4), ("sequential", 3)])

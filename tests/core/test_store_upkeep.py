@@ -270,10 +270,10 @@ def size_of(folder: Path) -> int:
 
 @pytest.mark.parametrize(("kind", "at_once"), [("text", 1), ("list", 40), ("array", 1)])
 def test_bytes_of_large_rows_count(kind: str, at_once: int, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"text": "x" * 500_000, "list": [["x" * 250_000] * 2], "array": np.full(62_500, 7)}
+    values: dict[str, Any] = {"text": "x" * 200_000, "list": [["x" * 100_000] * 2], "array": np.full(25_000, 7)}
     value = values[kind]
     row = {"action": 0, "reward": 0.0, "done": 0, "metadata_value": value}
-    most, limit = 0, 2_000_000
+    most, limit = 0, 800_000
     with DatasetStore.open(tmp_path / "store", "a", max_bytes=limit, sync="none") as store:
         for number in range(40 // at_once):
             rows = [{**row, "action": number * at_once + k} for k in range(at_once)]

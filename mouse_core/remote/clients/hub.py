@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, StorageError
-from mouse_core.remote.clients import ObjectInfo, StorageOptions, without_secrets
 from mouse_core.remote.clients.objects import FolderClient, MissingObject, asked_as, imported
+from mouse_core.remote.clients.options import ObjectInfo, StorageOptions, without_secrets
 
 _URL = re.compile(r"hf://datasets/(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^/]+))?(?P<path>/.*)?$")
 _NAMED = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+")

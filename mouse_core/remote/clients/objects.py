@@ -30,7 +30,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ChangedError, ClosedError, ConfigError, DataError, ForkError, MouseError, StorageError
 from mouse_core.files.reading import check_inside
 from mouse_core.files.writing import storing
-from mouse_core.remote.clients import ObjectInfo, StorageOptions, public_url, without_secrets
+from mouse_core.remote.clients.options import ObjectInfo, StorageOptions, public_url, without_secrets
 
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _ROLES = "169.254.169.254"
@@ -408,7 +408,7 @@ def main() -> None:
     """Main function of the helper process: answer requests until the input ends."""
     requests, answers = (Connection(os.dup(stream.fileno())) for stream in (sys.stdin, sys.stdout))
     sys.path[:], (kind, url, options) = requests.recv()
-    from mouse_core.remote.clients import StorageOptions
+    from mouse_core.remote.clients.options import StorageOptions
 
     client, lock = kind(url, StorageOptions(options)), threading.Lock()
 

@@ -144,7 +144,7 @@ class DatasetStore(Store):
             SchemaError: Options contradict the metadata of the rows.
             StorageError: The folder cannot be read or written.
         """
-        from mouse_core.remote.clients import Reaching, is_url, without_secrets
+        from mouse_core.remote.clients.options import Reaching, is_url, without_secrets
         from mouse_core.store.disk.rows import Limits, open_rows
 
         reaching = {name: options.pop(name) for name in Reaching.__dataclass_fields__ if name in options}
