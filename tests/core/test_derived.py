@@ -19,7 +19,6 @@ from mouse_core import (
     DataError,
     DatasetStore,
     MissingFieldError,
-    PrefetchBatchifier,
     StorageError,
 )
 from mouse_core.mixtures import Mixture
@@ -329,24 +328,6 @@ def test_the_fingerprint_says_what_is_derived_and_how() -> None:
     found = [fingerprint(), fingerprint(a=Return()), fingerprint(a=Return(0.9)), fingerprint(b=Return())]
     assert len(set(found)) == 4
     assert fingerprint(a=Return()) == found[1]
-
-
-def test_a_loader_over_derived_fields_resumes_and_refreshes() -> None:
-    store = example_store(200)
-    with PrefetchBatchifier(DerivedStore(store, derivations()), 8, 4) as loader:
-        loader.next_batch()
-        state = loader.state_dict()
-        wanted = loader.next_batch()
-        store.extend(example_columns(90, first=200))
-        loader.refresh()
-        later = loader.next_batch()
-    derived = DerivedStore(store, derivations())
-    all_values(derived)
-    with PrefetchBatchifier(derived, 8, 4) as loader:
-        loader.load_state_dict(state)
-        assert_same(loader.next_batch(), wanted)
-        loader.refresh()
-        assert_same(loader.next_batch(), later)
 
 
 @dataclass(frozen=True, eq=False)

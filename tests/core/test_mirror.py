@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, DatasetStore
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Pace
@@ -171,28 +170,6 @@ def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.Monke
     assert (len(pace._uses) <= 65, pace.pages_ahead) == (True, 2 * 64)
     pace.read(np.array([3 * 64 - 2]), np.array([16 * (3 * 64 - 2), 1 << 40]), 3 * 64)
     assert (len(pace._uses), pace.pages_ahead) == (2, 2)  # those of the last batch
-
-
-@pytest.mark.slow
-def test_batches_of_a_store_are_known_far_enough_ahead(tmp_path: Path) -> None:
-    """A cache of half the data has more than three in four pages that exact random windows read."""
-    rows = 30_000
-    with DatasetStore.open(tmp_path / "store", "a", layout="windows") as store:
-        observation = np.random.default_rng(0).random((rows, 64), np.float32)
-        step = np.arange(rows)
-        store.extend({"observation": observation, "action": step % 5, "reward": step / 2, "done": step % 100 == 99})
-    size = sum(file.stat().st_size for file in (tmp_path / "store" / "segments").iterdir())
-    there = DatasetStore.open(f"file://{tmp_path / 'store'}", cache=tmp_path / "cache", cache_bytes=size // 2)
-    source = BatchSource(there, 8, 2, seed=0)
-    for index in range(500):
-        source[index]
-    (backing,) = source.snapshot.backings
-    before = backing.counters()
-    for index in range(500, 900):
-        source[index]
-    hits, fetched = hits_since(backing.counters(), before)
-    assert hits > 0.78
-    assert fetched < 0.3
 
 
 def hits_since(after: Mapping[str, float], before: Mapping[str, float]) -> tuple[float, float]:

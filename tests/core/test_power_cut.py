@@ -6,8 +6,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,18 +200,6 @@ def test_a_full_disk_leaves_no_part_of_a_dataset(
     assert os.listdir(tmp_path) == [name]
 
 
-WRITING = """
-import sys, time
-from mouse_core import formats
-rows = formats.open(sys.argv[1])
-def batches():
-    yield from rows
-    print("writing", flush=True)
-    time.sleep(600)
-rows.replace(batches=batches).save(sys.argv[2])
-"""
-
-
 @pytest.mark.parametrize("name", ["saved", "converted"])
 def test_of_two_writers_one_is_refused(name: str, rows: RowStream, tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
@@ -223,19 +209,6 @@ def test_of_two_writers_one_is_refused(name: str, rows: RowStream, tmp_path: Pat
 
     WRITERS[name](rows.replace(batches=batches), tmp_path / name)
     assert os.listdir(tmp_path) == [name]
-
-
-@pytest.mark.slow
-def test_a_writer_goes_on_after_one_that_died(rows: RowStream, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITING, rows.path, str(tmp_path / "saved")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "writing\n"
-        other.kill()
-    assert not (tmp_path / "saved").exists()
-    assert len(os.listdir(tmp_path)) == 1
-    rows.save(tmp_path / "saved")
-    assert os.listdir(tmp_path) == ["saved"]
 
 
 def test_leftovers_of_writers_that_died_are_removed(rows: RowStream, tmp_path: Path) -> None:

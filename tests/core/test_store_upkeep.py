@@ -362,16 +362,6 @@ def test_a_limit_is_a_number_for_a_writer(limit: dict[str, int], tmp_path: Path)
     assert not (tmp_path / "store").exists()
 
 
-def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with DatasetStore.open(folder, "a") as writer:
-        writer.extend(rows_of("numbers", 0, 50))
-    (folder / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"manifest.json: expected the manifest of the rows in .*arrow"):
-        DatasetStore.open(folder, "a")
-    assert files(folder)
-
-
 def small_files(folder: Path, count: int, first: int = 0, rows: int = 10) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mouse_core.store.disk.rows.small_run", lambda *_: range(0))

@@ -91,19 +91,6 @@ def expected(count: int) -> list[Row]:
     ]
 
 
-def test_readers_see_what_was_committed(tmp_path: Path) -> None:
-    tail = made(tmp_path / "tail")
-    reader = TailReader(tmp_path / "tail")
-    assert reader.committed() == 0
-    for end in (1, 2, 50, 400, 401, 1000):
-        put(tail, tail.extent.count, end)
-        before = reader.committed()
-        tail.commit()
-        assert before < reader.committed() == end
-        assert rows_of(reader.extent(end)) == expected(end)
-        assert rows_of(reader.extent(before)) == expected(before)
-
-
 def test_all_rows_that_count_survive_the_process_and_a_copy_has_what_was_committed(tmp_path: Path) -> None:
     """Whoever copied it may have met the writer at work."""
     path = tmp_path / "tail"
