@@ -163,7 +163,7 @@ def splits() -> datasets.DatasetDict:
     ("options", "taken"),
     [
         ({}, ["train_b", "test", "eval_1", "train_a", "eval_2"]),
-        ({"splits": ["test", "train_b"]}, ["test", "train_b"]),
+        ({"splits": ["train_a", "eval_1"]}, ["train_a", "eval_1"]),
         ({"splits": "eval_2"}, ["eval_2"]),
         ({"splits": ["test", "test"]}, ["test", "test"]),
         ({"split_pattern": "train_*"}, ["train_b", "train_a"]),

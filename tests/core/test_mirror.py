@@ -16,7 +16,7 @@ import pytest
 from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
 from mouse_core.remote.mirror import Mirror, cache_folder
 from mouse_core.remote.mirror.mirror import Pace
-from mouse_core.remote.mirror.table import SparseFile
+from mouse_core.remote.mirror.table import SparseFile, Table
 from tests.core.killing import forked
 from tests.core.mirror_cases import Objects, ask, places, ranges, read, read_batches
 
@@ -158,6 +158,33 @@ def test_what_is_read_last_is_let_go_of_first(tmp_path: Path) -> None:
     hits, fetched = hits_since(mirror.counters(), before)
     assert hits > 0.66  # 0.5, had it been chosen without knowing
     assert fetched < 0.42  # whole blocks would go before the rest of them is read: 2.8 times as much as is read
+
+
+def test_the_order_in_which_pages_go(tmp_path: Path) -> None:
+    """At time 100, of pages that were used at 40, 70 and 95, and of others that are read at 109, 112 and 130."""
+    table, last, next_use = Table(tmp_path), [95, 70, 40], [112, 130, 109]
+    with table.lock:
+        table.grow(8, lambda blocks: None)
+        table.claim_for(1, np.arange(6), np.full(6, 1), lambda one: True)
+        table.arrived(1, np.arange(6), np.full(6, 1), np.zeros((6, 16), np.uint32))
+    first = table.clock
+    for now in range(101):
+        for block, used in enumerate(last):
+            if now == used:
+                table.use(np.array([16 * block]), np.array([0]))
+        table.tick(now < 100)
+    for block, used in enumerate(next_use, 3):
+        table.ask(np.array([16 * block]), first + used)
+    wanted = {40: 2, 70: 1, 130: 4, 112: 3, 109: 5, 95: 0}
+    for count in range(1, 7):
+        gone, masks = table.needed_last(1, count, table.clock, lambda one: True)
+        assert (gone.tolist(), set(masks.tolist())) == (sorted(list(wanted.values())[:count]), {1})
+    # What is read until 112 stays, and so what may be late.
+    gone, _ = table.needed_last(1, 6, first + 112, lambda one: True)
+    assert gone.tolist() == [0, 1, 2, 4]
+    table.evict(1, np.array([2, 4]), np.array([1, 1]))
+    gone, _ = table.needed_last(1, 2, table.clock, lambda one: True)
+    assert gone.tolist() == [1, 3]
 
 
 def test_what_is_asked_for_and_never_read_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
