@@ -224,7 +224,7 @@ def test_a_function_is_known_by_what_it_does_where_its_text_is_not(tmp_path: Pat
     assert [run(2, hashes)[0] for hashes in ("1", "2")] == ["False", "True"]
     out, error = run(3, "1")
     assert not out
-    assert "differs in code of the function" in error
+    assert "differ in code of the function" in error
 
 
 def named(rows: dict[str, Any], *, names: list[str]) -> dict[str, Any]:
