@@ -205,9 +205,7 @@ def named(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "way", ["stream", "store", "saved", "arrow", "parquet", "to store", "view", "table", "preprocessed"]
-)
+@pytest.mark.parametrize("way", ["table", "saved", "parquet", "to store", "view", "preprocessed"])
 def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     source = named(tmp_path / "source")
     said = info_of(source)
@@ -216,14 +214,14 @@ def test_what_it_says_of_itself_comes_back(way: str, tmp_path: Path) -> None:
     rows: Any = formats.open(source, final="mark")
     assert rows.metadata.frames_per_second == (12.5,)
     assert rows.metadata.robots == ("two arms",)
-    if way in ("store", "saved", "view"):
+    if way in ("saved", "view"):
         rows = DatasetStore.open(source, final="mark")
     if way == "saved":
         rows.save(tmp_path / "saved")
         rows = formats.open(tmp_path / "saved")
     if way == "view":
         rows = rows.split(whole=1.0)["whole"]
-    if way in ("arrow", "parquet", "to store"):
+    if way in ("parquet", "to store"):
         convert(rows, tmp_path / "rows", to=way.removeprefix("to "))
         rows = formats.open(tmp_path / "rows")
     if way == "table":

@@ -78,15 +78,6 @@ def test_an_alignment_survives_convert_and_what_datasets_does(target: str, tmp_p
         DatasetStore(alignment="outgoing").from_dataset(with_metadata(loaded, DatasetMetadata("arrived")))
 
 
-def test_what_datasets_writes_to_parquet_is_checked(tmp_path: Path) -> None:
-    outgoing().to_parquet(tmp_path / "rows.parquet")
-    refused(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
-    refused(pq.read_table(tmp_path / "rows.parquet"))
-    assert formats.open(tmp_path / "rows.parquet").alignment == "outgoing"
-    again = DatasetStore(alignment="outgoing").from_dataset(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
-    refused(again.to_dataset())
-
-
 def test_a_store_takes_over_what_it_was_not_told(tmp_path: Path) -> None:
     store = DatasetStore(5, 7, fields=[Field("log_prob", dtype="float32", shape=()), Field("action", dtype="int16")])
     store.extend(columns(log_prob=np.arange(40) / 8))

@@ -426,8 +426,7 @@ def test_pictures_in_strings_of_bytes(tmp_path: Path) -> None:
 
 def test_episodes_of_other_shapes_are_named(tmp_path: Path) -> None:
     for number, side in enumerate((4, 4, 5)):
-        arrays = {"action": np.zeros((3, 2)), "seen": np.zeros((3, side, 4, 3), np.uint8)}
-        save(tmp_path / f"{number}.npz", arrays)
+        save(tmp_path / f"{number}.npz", {"action": np.zeros((3, 2)), "seen": np.zeros((3, side, 4, 3), np.uint8)})
     layout = {"observation": "seen", "action": "action", "one_a_file": True}
     with pytest.raises(DataError, match=r"2\.npz: column 'observation': expected shape \[4, 4, 3\] per step, f"):
         read_layouts(tmp_path, layout=layout, final="drop").to_table()
@@ -514,13 +513,10 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "message"), WRONG)
-def test_layouts_of_no_use(said: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_layout(said)
-
-
-def test_layout_files_of_no_use(tmp_path: Path) -> None:
+def test_layouts_of_no_use(tmp_path: Path) -> None:
+    for said, message in WRONG:
+        with pytest.raises(ConfigError, match=message):
+            load_layout(said)
     file = tmp_path / "x.yaml"
     for text, message in {
         YAML.replace("version: 1", "version: 2"): "version: expected 1, found 2, of a newer mouse-data",

@@ -1,6 +1,7 @@
 """Minari datasets as Minari writes them, compared with what the environment returned."""
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -94,18 +95,6 @@ def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: P
     assert max(batch.num_rows for batch in stream) <= 5
 
 
-def test_equal_to_minaris_own_reader(root: Path) -> None:
-    collect("counting-v0", Counting(LENGTHS, "nested"), episodes=6)
-    table = read_minari(root / "counting-v0").to_table()
-    begins = np.flatnonzero(table.column("episode_step").to_numpy() == 0).tolist()
-    for episode, start in zip(minari.load_dataset("counting-v0"), begins, strict=True):
-        count = len(episode.rewards)
-        rows = table.slice(start, count + 1)
-        assert rows.column("reward").to_pylist()[1:] == episode.rewards.tolist()
-        angle = np.array(rows.column("observation.arm.angle").to_pylist())
-        assert np.array_equal(angle, episode.observations["arm"]["angle"])
-
-
 def test_pictures_recorded_as_jpeg_are_what_the_file_holds(root: Path) -> None:
     for storage in ("hdf5", "arrow"):
         collect(f"{storage}-v0", Counting(LENGTHS, "image"), episodes=6, storage=storage, jpeg=True)
@@ -186,10 +175,7 @@ SPOILED: list[tuple[Callable[[Any, dict[str, Any]], Any], str]] = [
     (put("observations", data=np.zeros((4, 5), np.float32)), r"1: observations: .*shape \[3\], found \[5\]"),
     (lambda episode, _: episode.pop("actions"), "episode 1: expected .*found no .'actions'"),
     (lambda episode, _: episode.parent.pop("episode_1"), "expected episodes 0..1, found 1"),
-    (
-        lambda episode, _: episode["infos"].update(out=h5py.ExternalLink("/etc/hostname", "/")),
-        "expected data inside the file, found a link",
-    ),
+    (lambda episode, _: episode["infos"].update(out=h5py.ExternalLink("/etc/hostname", "/")), "file, found a link"),
     (put("rewards", shape=(3,), dtype=np.float64, chunks=(3,)), "expected 1 chunks for shape"),
     (put("rewards", shape=(10**13,), dtype=np.float64, chunks=(1000,)), "expected 10000000000 chunks"),
     (lambda _, meta: meta.update(total_episodes=9), "expected episodes 0..8, found 2"),
@@ -198,17 +184,17 @@ SPOILED: list[tuple[Callable[[Any, dict[str, Any]], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILED)
-def test_damage_is_named(spoil: Any, message: str, root: Path) -> None:
+def test_damage_is_named(root: Path) -> None:
     collect("counting-v0", Counting(LENGTHS), episodes=2)
-    data = root / "counting-v0" / "data"
-    meta = json.loads((data / "metadata.json").read_text())
-    with h5py.File(data / "main_data.hdf5", "a") as file:
-        spoil(file["episode_1"], meta)
-    (data / "metadata.json").write_text(json.dumps(meta) if meta else "{")
-    with pytest.raises(DataError, match=message) as caught:
-        list(read_minari(root / "counting-v0"))
-    assert str(root / "counting-v0") in str(caught.value)
+    for number, (spoil, message) in enumerate(SPOILED):
+        data = Path(shutil.copytree(root / "counting-v0", root / f"copy{number}-v0")) / "data"
+        meta = json.loads((data / "metadata.json").read_text())
+        with h5py.File(data / "main_data.hdf5", "a") as file:
+            spoil(file["episode_1"], meta)
+        (data / "metadata.json").write_text(json.dumps(meta) if meta else "{")
+        with pytest.raises(DataError, match=message) as caught:
+            list(read_minari(data.parent))
+        assert str(data.parent) in str(caught.value)
 
 
 def test_a_file_alone(root: Path) -> None:
