@@ -4,8 +4,6 @@ import itertools
 import math
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from mouse_core import (
     WorkerError,
 )
 from mouse_core.statistics import statistics
+from tests.core.killing import in_child
 
 GOOD = {
     "action": 1,
@@ -174,23 +173,18 @@ def test_columns_that_do_not_fit_those_before(name: str, values: Any, expected: 
     refused(recorded, SchemaError, pattern, lambda: recorded.from_dataset(table(**{name: values})))
 
 
-@pytest.mark.parametrize("values", ["abc", b"abc", {1, 2, 3}, frozenset("abc")])
-def test_a_text_or_a_set_is_no_column(values: Any) -> None:
+def test_what_is_no_column_and_no_dataset() -> None:
     store = DatasetStore()
     rows = {"action": [0] * 3, "reward": [0.0] * 3, "done": [0] * 3, "observation": [[0.0]] * 3}
-    with pytest.raises(DataError, match="column 'metadata_task': expected an array or sequence with one value per row"):
-        store.extend({**rows, "metadata_task": values})
-    assert len(store) == 0
-
-
-@pytest.mark.parametrize(
-    "thing",
-    [None, 5, "path/to/dataset", [GOOD], datasets.Dataset.from_list([GOOD]).to_iterable_dataset(), {"train": [GOOD]}],
-    ids=lambda thing: type(thing).__name__,
-)
-def test_what_is_no_dataset(thing: Any) -> None:
-    store = DatasetStore().from_dataset(table())
-    refused(store, ConfigError, "from_dataset: expected a dataset.*found ", lambda: store.from_dataset(thing))
+    said = "column 'metadata_task': expected an array or sequence with one value per row"
+    for values in ("abc", b"abc", {1, 2, 3}, frozenset("abc")):
+        with pytest.raises(DataError, match=said):
+            store.extend({**rows, "metadata_task": values})
+        assert len(store) == 0
+    store.from_dataset(table())
+    iterable = datasets.Dataset.from_list([GOOD]).to_iterable_dataset()
+    for thing in (None, 5, "path/to/dataset", [GOOD], iterable, {"train": [GOOD]}):
+        refused(store, ConfigError, "from_dataset: expected .*found ", lambda thing=thing: store.from_dataset(thing))
 
 
 DIMS = {"max_action_dim": 3, "max_obs_continuous_dim": 2}
@@ -257,6 +251,9 @@ def test_without_a_width_that_of_the_first_observation_counts() -> None:
     wide = pa.array([[1.0, 2.0, 3.0]] * 8, pa.list_(pa.float64(), 3))
     with pytest.raises((SchemaError, DataError), match="expected at most 2 values, found 3"):
         BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=wide)), 2, 2)[0]
+    # A field that does not pad has rows of one width.
+    ragged = table(features=[[1.0, 2.0]] * 5 + [[1.0]] + [[1.0, 2.0]] * 2)
+    reads_until(5, DatasetStore(fields=[Field("features")]).from_dataset(ragged), "features", "2 values, found 1")
 
 
 def test_done_codes_of_other_types() -> None:
@@ -392,12 +389,6 @@ def test_rows_as_gymnasium_has_them_get_the_recipe() -> None:
         store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
 
 
-def test_ragged_rows_of_a_field_that_does_not_pad() -> None:
-    fields = [Field("features")]
-    store = DatasetStore(fields=fields).from_dataset(table(features=[[1.0, 2.0]] * 5 + [[1.0]] + [[1.0, 2.0]] * 2))
-    reads_until(5, store, "features", "expected 2 values, found 1")
-
-
 def test_numbers_that_do_not_fit_their_dtype() -> None:
     store = DatasetStore().from_dataset(table(reward=at_row(3, 1e300, "reward")))
     source = BatchSource(store, 8, 1, sampling="last")
@@ -508,16 +499,11 @@ def test_what_is_no_row() -> None:
         refused(store, MouseError, "expected", act)
 
 
-def test_extend_with_columns_of_differing_lengths() -> None:
-    store = DatasetStore()
-    store.append(dict(GOOD))
-    ragged = {name: [value] * 2 for name, value in GOOD.items()} | {"reward": [0.5] * 3}
-    refused(store, DataError, r"columns of equal length, found .*'reward': 3", lambda: store.extend(ragged))
-
-
 def test_extend_with_arrays_of_the_wrong_shape() -> None:
     store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=2)
     store.append(dict(GOOD))
+    ragged = {name: [value] * 2 for name, value in GOOD.items()} | {"reward": [0.5] * 3}
+    refused(store, DataError, r"columns of equal length, found .*'reward': 3", lambda: store.extend(ragged))
     good = {name: np.array([value] * 4) for name, value in GOOD.items()}
     for name, value in [
         ("observation", np.zeros((4, 3))),
@@ -600,28 +586,20 @@ def test_arguments(make: Any, options: dict[str, Any], pattern: str, store: Data
         make(store, **({"sequence_length": 2, "batch_size": 4} | options))
 
 
-@pytest.mark.parametrize(
-    ("options", "pattern"),
-    [
+def test_arguments_of_the_loader(store: DatasetStore) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"prefetch": 0}, "prefetch: expected an integer of at least 1, found 0"),
         ({"prefetch": 1.5}, "prefetch: expected"),
         ({"num_workers": -1}, "num_workers: expected an integer of at least 0, found -1"),
         ({"num_workers": None}, "num_workers: expected"),
         ({"device": "cuda"}, "device: expected None or 'cpu'"),
-    ],
-    ids=str,
-)
-def test_arguments_of_the_loader(options: dict[str, Any], pattern: str, store: DatasetStore) -> None:
-    with pytest.raises(ConfigError, match=pattern):
-        PrefetchBatchifier(store, 2, 4, **options)
-
-
-def test_pin_memory_is_ignored_without_a_framework(store: DatasetStore) -> None:
+    ]
+    for options, pattern in wrong:
+        with pytest.raises(ConfigError, match=pattern):
+            PrefetchBatchifier(store, 2, 4, **options)
+    # Without a framework pin_memory is ignored.
     with PrefetchBatchifier(store, 2, 4, pin_memory=True, device="cpu") as loader:
         assert loader.next_batch()["reward"].shape == (4, 2)
-
-
-def test_what_is_no_store() -> None:
     for thing in (None, table(), [GOOD]):
         with pytest.raises(ConfigError, match="store: expected a DatasetStore or a Snapshot, found"):
             BatchSource(thing, 2, 4)
@@ -654,53 +632,35 @@ def test_batch_indices_of_every_integer_type(kind: Any) -> None:
         assert np.array_equal(source.plan(index).starts, other.plan(number).starts)
 
 
-@pytest.mark.parametrize(
-    ("options", "pattern"),
-    [
+def test_arguments_of_the_store_and_of_a_field() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"max_action_dim": 0}, "max_action_dim: expected a positive integer or None, found 0"),
         ({"max_action_dim": 2.5}, "max_action_dim: expected"),
         ({"max_obs_continuous_dim": -3}, "max_obs_continuous_dim: expected a positive integer or None, found -3"),
         ({"alignment": "departing"}, r"alignment: expected one of \['arrived', 'outgoing'\], found 'departing'"),
         ({"fields": ["log_prob"]}, "fields: expected mouse_core.Field objects, found 'log_prob'"),
-    ],
-    ids=str,
-)
-def test_arguments_of_the_store(options: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(ConfigError, match=pattern):
-        DatasetStore(**options)
+    ]
+    for options, pattern in wrong:
+        with pytest.raises(ConfigError, match=pattern):
+            DatasetStore(**options)
+    fields: list[dict[str, Any]] = [{"dtype": "str"}, {"dtype": "nonsense"}, {"shape": (0,)}, {"name": ""}, {"name": 3}]
+    for options in fields:
+        with pytest.raises(ConfigError, match="expected"):
+            Field(**{"name": "x"} | options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"name": ""},
-        {"name": "x", "dtype": "str"},
-        {"name": "x", "dtype": "nonsense"},
-        {"name": "x", "shape": (0,)},
-        {"name": 3},
-    ],
-    ids=str,
-)
-def test_arguments_of_a_field(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        Field(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "pattern"),
-    [
+def test_splits_and_patterns() -> None:
+    store = DatasetStore().from_dataset(table())
+    splits = {"train": table(), "test": table()}
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"splits": ["train", "valid"]}, r"expected splits among \['train', 'test'\], found 'valid'"),
         ({"splits": "valid"}, "found 'valid'"),
         ({"split_pattern": "eval_*"}, r"expected a pattern matching \['train', 'test'\], found 'eval_\*'"),
         ({"split_pattern": ["tr*", "x"]}, "found 'x'"),
         ({"splits": "train", "split_pattern": "t*"}, "expected splits or split_pattern, found both"),
-    ],
-    ids=str,
-)
-def test_splits_and_patterns(options: dict[str, Any], pattern: str) -> None:
-    store = DatasetStore().from_dataset(table())
-    splits = {"train": table(), "test": table()}
-    refused(store, ConfigError, pattern, lambda: store.from_dataset(splits, **options))
+    ]
+    for options, pattern in wrong:
+        refused(store, ConfigError, pattern, lambda options=options: store.from_dataset(splits, **options))
     for option in ({"splits": "train"}, {"split_pattern": "*"}):
         with pytest.raises(ConfigError, match="expected a dict of splits, found Dataset"):
             DatasetStore().from_dataset(datasets.Dataset.from_list([GOOD]), **option)
@@ -785,50 +745,25 @@ def test_what_is_no_state() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_use_after_fork() -> None:
-    """In a process of its own, since forking a process with threads (pytest's) is what this is about."""
-    program = """
-import os, warnings
-import pyarrow as pa
-warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about forking with threads
-from mouse_core import DatasetStore, PrefetchBatchifier
-n = 40
-store = DatasetStore().from_dataset(pa.table({"action": [0]*n, "reward": [1.0]*n, "done": [0]*n}))
-for workers in (0, 2):
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python's own, about forking with threads
+@pytest.mark.parametrize("workers", [0, 2])
+def test_use_after_fork(workers: int, store: DatasetStore) -> None:
     used, unused = (PrefetchBatchifier(store, 4, 2, num_workers=workers) for _ in range(2))
     used.next_batch()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = []
+
+    def child() -> None:
         for use in (used.next_batch, used.next_batch, used.refresh, lambda: used.load_state_dict(used.state_dict())):
-            try:
+            with pytest.raises(ForkError, match=r"loader: expected a call in process .*forked child"):
                 use()
-            except RuntimeError as error:
-                said.append(f"{type(error).__name__}: {error}")
         used.close()
         unused.next_batch()  # never used before: it may start here
         unused.close()
-        os.write(write, "\\n".join(said).encode())
-        os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(child, 0)
-    print(os.read(read, 10_000).decode())
-    print(status)
+
+    in_child(child)
     used.next_batch()  # the parent's goes on
     used.close()
     unused.next_batch()
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
-    assert (ran.stderr, ran.returncode) == ("", 0)
-    said = ran.stdout.split("\n")[:-1]
-    assert len(said) == 10
-    for number, line in enumerate(said):
-        if number % 5 == 4:
-            assert line == "0"
-        else:
-            assert line.startswith(f"{ForkError.__name__}: loader: expected a call in process ")
-            assert "forked child" in line
+    unused.close()
 
 
 def test_errors_are_of_one_family() -> None:
