@@ -11,6 +11,7 @@ import pytest
 from mouse_core import AugmentTokensConfig, BatchSource, DatasetStore, Field, ImageFields, RandomCrop
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MouseError, SchemaError
 from mouse_core.mixtures import Mixture
+from tests.raising import assert_raises
 
 ENDS = {"terminated": (1, 0), "truncated": (2, 0), "both": (1, 1), "unfinished": (0, 0)}
 SHAPE = (6, 5, 3)
@@ -138,8 +139,7 @@ def test_a_layout_is_kept_by_a_refreshed_source() -> None:
     later = source.with_snapshot(store.snapshot(), epoch_start=0)
     assert list(later.spec) == [*MOUSE]
     assert later.snapshot.num_rows == len(store)
-    with pytest.raises(ConfigError, match=r"layout: expected one of .*found 'flat'"):
-        BatchSource(store, 3, 2, layout="flat")  # type: ignore[arg-type]
+    assert_raises(ConfigError, r"layout: expected one of .*found 'flat'", BatchSource, store, 3, 2, layout="flat")
 
 
 @pytest.mark.parametrize(
@@ -322,8 +322,7 @@ def test_agents_that_end_one_by_one(alignment: Any, where: str, tmp_path: Path) 
     mouse = BatchSource(view, 4, 3, "sequential", boundary="episode", pad=False, layout="mouse")[0]
     for name in ("reward", "agent_done"):
         np.testing.assert_allclose(mouse[name], batch[name], rtol=1e-6)
-    with pytest.raises(ConfigError, match="best: expected a column of numbers, found 'return'"):
-        len(view.best(0.5))
+    assert_raises(ConfigError, "best: expected a column of numbers, found 'return'", len, view.best(0.5))
 
 
 def test_flags_of_agents_and_of_the_episode_go_together() -> None:
@@ -331,8 +330,7 @@ def test_flags_of_agents_and_of_the_episode_go_together() -> None:
     store = DatasetStore().add_episode(given)
     assert [row["agent_done"] for row in store[1:]] == [[0, 1], [0, 3], [2, 3]]
     assert store[-1]["done"] == 2
-    with pytest.raises(MissingFieldError, match="agent_done"):
-        store.add_episode({**given, "terminated": True})
+    assert_raises(MissingFieldError, "agent_done", store.add_episode, {**given, "terminated": True})
     with pytest.raises(DataError, match=r"'agent_done': expected one of 0 .alive., .*3 .gone.*found 4"):
         store.extend({name: [store[-1][name]] for name in store.columns} | {"agent_done": [[4, 0]]})
 
@@ -414,8 +412,7 @@ def test_what_is_refused_changes_nothing(case: str, before: str, tmp_path: Path)
     if before == "episode":
         store.add_episode(episode(0))
     rows, columns, metadata = store[:], store.columns, store.metadata
-    with pytest.raises(error, match=match):
-        store.add_episode(episode(1) | change)
+    assert_raises(error, match, store.add_episode, episode(1) | change)
     assert (store[:], store.columns, store.metadata) == (rows, columns, metadata)
     store.add_episode(episode(1))
     assert len(store) == len(rows) + 5
@@ -429,22 +426,18 @@ def test_later_episodes_must_be_like_the_first() -> None:
         ({"task": "pick", "success": True}, SchemaError, "found also .'success'"),
         ({"task": "pick", "actions": np.zeros((4, 3), np.float32)}, DataError, "column 'action': expected at most 2"),
     ):
-        with pytest.raises(error, match=match):
-            store.add_episode(episode(1) | change)
+        assert_raises(error, match, store.add_episode, episode(1) | change)
     with pytest.raises(DataError, match="expected 5 rows for 4 rewards in a store of alignment 'arrived', found 4"):
         store.add_episode(episode(1, final=False, task="pick"))
     with pytest.raises(DataError) as refused:
         store.add_episodes([episode(1, task="pick"), episode(2, task="pick") | {"rewards": [0.0]}])
     assert refused.value.__notes__ == ["add_episodes: episode 1"]
     assert len(store.episodes) == 2  # the episodes before stay
-    with pytest.raises(ConfigError, match=r"expected a mapping or an object.*found int$"):
-        store.add_episode(3)
-    with pytest.raises(ConfigError, match="found list; add_episodes takes several"):
-        store.add_episode([episode(0)])
+    assert_raises(ConfigError, r"expected a mapping or an object.*found int$", store.add_episode, 3)
+    assert_raises(ConfigError, "found list; add_episodes takes several", store.add_episode, [episode(0)])
     with pytest.raises(ConfigError, match=r"add_episodes: expected a list of episodes, found one .*; call add_episode"):
         store.add_episodes(episode(0))
-    with pytest.raises(MouseError, match="spec"):
-        DatasetStore(spec={"missing": SimpleNamespace()}).add_episode(episode(0))
+    assert_raises(MouseError, "spec", DatasetStore(spec={"missing": SimpleNamespace()}).add_episode, episode(0))
 
 
 def test_images_that_keep_their_shape_are_cropped() -> None:

@@ -25,6 +25,7 @@ from tests.core.augment_cases import (
     make_batch,
     oracle,
 )
+from tests.raising import assert_raises
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -317,8 +318,7 @@ def test_codes_out_of_range_are_an_error(field: str, value: int, size: int) -> N
     batch = make_batch()
     draws = draw_for(full_config(), batch)
     batch[field][1, 2] = value
-    with pytest.raises(DataError, match=rf"{field}: expected 0..{size - 1}, found {value} at row 1, step 2"):
-        apply(batch, draws)
+    assert_raises(DataError, rf"{field}: expected 0..{size - 1}, found {value} at row 1, step 2", apply, batch, draws)
     renamed = apply(batch, draws._replace(delivered_masks={}), validate=False)
     assert renamed[field][1, 2] == value
     keep = np.ones((3, 4), bool)
@@ -350,5 +350,4 @@ BAD_BATCHES: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_fields_that_do_not_suit(change: dict[str, Any], message: str) -> None:
     draws = draw_for(full_config(max_num_obs_discrete=1000), make_batch())
-    with pytest.raises(SchemaError, match=message):
-        apply({**make_batch(), **change}, draws, image_shape=IMAGE)
+    assert_raises(SchemaError, message, apply, {**make_batch(), **change}, draws, image_shape=IMAGE)

@@ -28,6 +28,7 @@ from mouse_core import (
 from mouse_core.augment import apply, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import UNIFORM, assert_same, oracle
+from tests.raising import assert_raises
 
 ACTIONS, SIZE, LENGTH = 5, 6, 4
 KEY = Key(7, Purpose.AUGMENT, 11)
@@ -163,8 +164,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
 def test_configurations_that_are_none(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        make()
+    assert_raises(ConfigError, re.escape(message), make)
 
 
 FIELDS = [
@@ -374,5 +374,4 @@ def test_the_augmenter_misses_a_field_by_name() -> None:
         match="room: expected a dtype that can represent 256, because masked values become 256, found uint8",
     ):
         augmenter(narrow)
-    with pytest.raises(ConfigError, match="batch_dims"):
-        TokenAugmenter(CONFIG, batch_dims=3)
+    assert_raises(ConfigError, "batch_dims", TokenAugmenter, CONFIG, batch_dims=3)

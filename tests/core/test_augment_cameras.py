@@ -22,6 +22,7 @@ from mouse_core import (
 from mouse_core.augment import apply, cut, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import UNIFORM, assert_same
+from tests.raising import assert_raises
 
 SHAPES = {"obs_image": (6, 5, 1), "wrist": (7, 8, 3), "depth": (7, 8, 1)}
 KEY = Key(7, Purpose.AUGMENT, 3)
@@ -175,8 +176,7 @@ def test_shards_and_augmenters_give_what_the_whole_batch_does() -> None:
     ],
 )
 def test_what_entries_cannot_be(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
+    assert_raises(ConfigError, says, make)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,7 @@ def test_what_entries_cannot_be(make: Any, says: str) -> None:
     ],
 )
 def test_what_a_source_cannot_do(entry: ImageFields, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        BatchSource(make_store(), 3, 2, augment=AugmentTokensConfig(by_field=[entry]))
+    assert_raises(ConfigError, says, BatchSource, make_store(), 3, 2, augment=AugmentTokensConfig(by_field=[entry]))
 
 
 def test_flat_images_of_unknown_size_are_refused() -> None:

@@ -19,6 +19,7 @@ from mouse_core.augment import (
 )
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import IMAGE, full_config
+from tests.raising import assert_raises
 
 KEY = Key(0, Purpose.AUGMENT)
 
@@ -50,14 +51,12 @@ def test_the_configuration_of_the_readme() -> None:
     ],
 )
 def test_scalars_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AugmentScalarSpec(**options)
+    assert_raises(ConfigError, message, AugmentScalarSpec, **options)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.5, math.nan, "often", None])
 def test_probabilities_that_cannot_be(probability: Any) -> None:
-    with pytest.raises(ConfigError, match=r"AugmentMaskProbConfig: .*reward"):
-        AugmentMaskProbConfig(reward=probability)
+    assert_raises(ConfigError, r"AugmentMaskProbConfig: .*reward", AugmentMaskProbConfig, reward=probability)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +75,7 @@ def test_probabilities_that_cannot_be(probability: Any) -> None:
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AugmentTokensConfig(**options)
+    assert_raises(ConfigError, message, AugmentTokensConfig, **options)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +89,7 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     ],
 )
 def test_crops_that_cannot_be(make: Any) -> None:
-    with pytest.raises(ConfigError, match=r"Random(Shift|Crop): (pad|per|height|width): expected"):
-        make()
+    assert_raises(ConfigError, r"Random(Shift|Crop): (pad|per|height|width): expected", make)
 
 
 def test_what_is_needed_and_not_given() -> None:

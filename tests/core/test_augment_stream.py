@@ -21,6 +21,7 @@ from mouse_core.augment import (
 )
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import FIELDS, IMAGE, STATES, UNIFORM, assert_same, configs, full_config, make_store
+from tests.raising import assert_raises
 
 STORE = make_store()
 
@@ -195,16 +196,14 @@ def test_an_augmented_source_can_be_pickled_and_moved() -> None:
     ],
 )
 def test_what_cannot_be_done_is_found_at_once(config: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        source(config, **options)
+    assert_raises(ConfigError, message, source, config, **options)
 
 
 def test_vector_actions_cannot_be_permuted() -> None:
     store = DatasetStore()
     store.extend({"action": np.zeros((9, 2), np.float32), "reward": np.zeros(9), "done": np.zeros(9, np.int64)})
     config = AugmentTokensConfig(permute_action="input", max_num_actions=2)
-    with pytest.raises(ConfigError, match="action: expected integer codes"):
-        BatchSource(store, 2, 2, augment=config)
+    assert_raises(ConfigError, "action: expected integer codes", BatchSource, store, 2, 2, augment=config)
     BatchSource(store, 2, 2, augment=AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(action=0.5)))[0]
 
 

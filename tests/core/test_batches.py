@@ -14,6 +14,7 @@ from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.testing import example_columns, example_store
 from tests.core.oracle import assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Built, Column, Part, World, build, parts, worlds
+from tests.raising import assert_raises
 
 SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 NARROWER = {"obs_continuous": "float32", "obs_image": "uint8", "time": "float64", "done": "int8"}
@@ -84,16 +85,13 @@ def test_no_shard_gets_fewer_windows_than_the_others() -> None:
     options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "shard": (3, 4)}
     with pytest.raises(ConfigError, match=r"4 shards divide evenly, found batch 1 with 2 windows; .*drop_last=True"):
         BatchSource(store, 16, 4, **options)
-    with pytest.raises(ConfigError, match="found batch 3 with 1 windows"):
-        BatchSource(store, 7, 4, epoch_start=0, **options)
+    assert_raises(ConfigError, "found batch 3 with 1 windows", BatchSource, store, 7, 4, epoch_start=0, **options)
     for maker in (BatchSource, PrefetchBatchifier):
-        with pytest.raises(ConfigError, match="shards divide evenly"):
-            maker(store, 16, 4, **options)
+        assert_raises(ConfigError, "shards divide evenly", maker, store, 16, 4, **options)
     source = BatchSource(store, 12, 4, **options)  # 8 windows
     assert [len(batch["reward"]) for batch in source] == [1, 1]
     store.extend(example_columns(12, first=96))
-    with pytest.raises(ConfigError, match="found batch 4 with 1 windows"):
-        source.with_snapshot(store.snapshot(), epoch_start=2)
+    assert_raises(ConfigError, "found batch 4 with 1 windows", source.with_snapshot, store.snapshot(), epoch_start=2)
     with PrefetchBatchifier(store, 12, 4, **{**options, "shard": (0, 1)}) as loader:
         assert len([*loader][-1]["reward"]) == 1
 

@@ -13,6 +13,7 @@ from mouse_core.replay import ArrayStorage, PrioritizedSampler, ReplayBuffer
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, EpisodeFields, HostSampler, Slices, SliceUnits
 from mouse_core.testing import DeviceReplayConformance
 from mouse_core.testing.replay.devices import Setup
+from tests.raising import assert_raises
 
 
 class TestOnTheHost(DeviceReplayConformance):
@@ -103,8 +104,7 @@ def test_what_is_wrong_is_found(wrong: type[DeviceReplayConformance], test: str,
 
 
 def test_half_a_write_is_found() -> None:
-    with pytest.raises(AssertionError, match="after a rejected call"):
-        Growing().test_what_is_refused_changes_nothing()
+    assert_raises(AssertionError, "after a rejected call", Growing().test_what_is_refused_changes_nothing)
 
 
 def test_two_random_numbers_per_row_come_from_one_call() -> None:
@@ -132,8 +132,7 @@ def test_a_sampler_of_rows_refuses_slices() -> None:
 def test_a_sampler_of_another_kind_is_refused() -> None:
     given: Any
     for given in (RowsAlone, object()):
-        with pytest.raises(ConfigError, match="expected an instance of a subclass of DeviceSampler, found"):
-            HostSampler(given)
+        assert_raises(ConfigError, "expected an instance of a subclass of DeviceSampler, found", HostSampler, given)
     given = RowsAlone()
     with pytest.raises(ConfigError, match=r"expected a Sampler, or HostSampler\(DeviceSampler\(\)\), found RowsAlone"):
         ReplayBuffer(ArrayStorage(9), given)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError, DataError
 from mouse_core.digest import StreamDigest
 from mouse_core.groups import RLExample, concatenate, examples_digest, make_examples, pack, pad, plan_micro_batches
+from tests.raising import assert_raises
 
 
 def example(number: int, length: int) -> RLExample:
@@ -108,25 +109,18 @@ def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | 
 def test_bad_calls() -> None:
     with pytest.raises(DataError, match="expected at most 5 rows in a batch, found 6 in 2 sequences"):
         concatenate([example(0, 3), example(1, 3)], 5)
-    with pytest.raises(ConfigError, match="capacity: expected an integer of at least 1, found 0"):
-        concatenate([example(0, 3)], 0)
-    with pytest.raises(DataError, match="examples: expected at least one, found none"):
-        concatenate([])
-    with pytest.raises(DataError, match="examples: expected at least one, found none"):
-        pad([])
-    with pytest.raises(DataError, match="rollouts: expected a RolloutRecord at index 0, found 3"):
-        make_examples([3], [1.0])  # type: ignore[list-item]
+    assert_raises(ConfigError, "capacity: expected an integer of at least 1, found 0", concatenate, [example(0, 3)], 0)
+    assert_raises(DataError, "examples: expected at least one, found none", concatenate, [])
+    assert_raises(DataError, "examples: expected at least one, found none", pad, [])
+    assert_raises(DataError, "rollouts: expected a RolloutRecord at index 0, found 3", make_examples, [3], [1.0])
     for lengths in ([3, "x"], [1.5], [-1], [[3]]):
         with pytest.raises(DataError, match="lengths: expected the number of tokens of each example, found"):
             plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="expected an RLExample at index 0, found 3"):
-        pack([3], 4)  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="length: expected an integer of at least 1, found 0"):
-        pad([example(0, 1)], 0)
+    assert_raises(DataError, "expected an RLExample at index 0, found 3", pack, [3], 4)
+    assert_raises(ConfigError, "length: expected an integer of at least 1, found 0", pad, [example(0, 1)], 0)
     with pytest.raises(DataError, match="num_rows: expected at least 2 rows of 4 for these examples, found 1"):
         pack([example(0, 3), example(1, 3)], 4, num_rows=1)
-    with pytest.raises(ConfigError, match="num_rows: expected an integer of at least 1"):
-        pack([example(0, 3)], 4, num_rows=True)
+    assert_raises(ConfigError, "num_rows: expected an integer of at least 1", pack, [example(0, 3)], 4, num_rows=True)
 
 
 def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:

@@ -22,6 +22,7 @@ from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFi
 from mouse_core.errors import MissingRowError
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutColumn, RolloutRecord, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, group, lose_index, rollout
+from tests.raising import assert_raises
 from tests.waiting import wait_until
 
 Make = Callable[..., RolloutBuffer]
@@ -244,8 +245,7 @@ def test_reading_by_environment_version_and_time(make: Make) -> None:
         stored[16]
     with pytest.raises(MissingFieldError, match=r"environment: expected one of \['code', 'math'\], found 'chess'"):
         buffer.rollouts(environment="chess")
-    with pytest.raises(ConfigError, match="expected the folder of a RolloutBuffer"):
-        open_rollouts(buffer.root_path / "nowhere")
+    assert_raises(ConfigError, "expected the folder of a RolloutBuffer", open_rollouts, buffer.root_path / "nowhere")
 
 
 @pytest.mark.parametrize(("tokens", "files_of_each"), [(2**17, 2), (100, 7), (1, 20)])
@@ -358,8 +358,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     assert list(second.rollouts()) == group(0, 8)
     second.close()
     second.close()
-    with pytest.raises(ClosedError, match=r"found '.*' closed"):
-        second.add_rollout(rollout(20))
+    assert_raises(ClosedError, r"found '.*' closed", second.add_rollout, rollout(20))
     assert list(second.rollouts()) == group(0, 8), "what is stored can still be read"
 
 
@@ -478,8 +477,7 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
     ],
 )
 def test_options_are_checked(make: Make, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(**options)
+    assert_raises(ConfigError, message, make, **options)
 
 
 def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
@@ -487,8 +485,7 @@ def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
     with pytest.raises(DataError, match="expected a RolloutRecord at index 1, found 'rollout'"):
         buffer.add_rollouts([rollout(0), "rollout"])  # type: ignore[list-item]
     lone = RolloutRecord("e", "1", "1", "u", rollout(0).turns, 0.0, metadata={"a": "\ud800"})
-    with pytest.raises(DataError, match="Unicode"):
-        buffer.add_rollouts([rollout(0), lone])
+    assert_raises(DataError, "Unicode", buffer.add_rollouts, [rollout(0), lone])
     assert len(buffer) == 0
     assert buffer.add_rollouts(group(0)) == 4
 
@@ -603,8 +600,7 @@ def test_a_damaged_file_is_named(make: Make) -> None:
     buffer.close()
     found = make(batch_maker=GrpoBatchMaker())
     for _ in range(2):
-        with pytest.raises(DataError, match=str(damaged)):
-            found.create_and_store_batch(8)
+        assert_raises(DataError, str(damaged), found.create_and_store_batch, 8)
     assert found.batches == []
     found.close()
     damaged.rename(damaged.with_suffix(".damaged"))
@@ -664,10 +660,8 @@ def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tm
         assert stored.uids == ["r2", "r3"]
         assert stored.rollout("r3") == some(3)
         assert len(open_rollouts(tmp_path, example_id="9")) == 0
-        with pytest.raises(MissingRowError, match="expected the uid of one of 2, found 'r0'"):
-            stored.rollout("r0")
-        with pytest.raises(MissingRowError, match="expected the uid of one of 7, found 'r9'"):
-            buffer.rollout("r9")
+        assert_raises(MissingRowError, "expected the uid of one of 2, found 'r0'", stored.rollout, "r0")
+        assert_raises(MissingRowError, "expected the uid of one of 7, found 'r9'", buffer.rollout, "r9")
 
 
 def test_rewards_may_be_unknown_until_a_batch_maker_needs_them(tmp_path: Path) -> None:

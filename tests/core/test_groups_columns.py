@@ -22,6 +22,7 @@ from mouse_core.groups import (
     pack,
     pad,
 )
+from tests.raising import assert_raises
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,7 @@ from mouse_core.groups import (
     ],
 )
 def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        RolloutColumn(**{"name": "x", **options})
+    assert_raises(ConfigError, wanted, RolloutColumn, **{"name": "x", **options})
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,7 @@ def test_columns_that_cannot_be(options: dict[str, Any], wanted: str) -> None:
     ],
 )
 def test_values_that_a_column_does_not_have(column: RolloutColumn, given: Any, count: int | None, wanted: str) -> None:
-    with pytest.raises(DataError, match=wanted):
-        column.values(given, count, "turn 1")
+    assert_raises(DataError, wanted, column.values, given, count, "turn 1")
 
 
 def test_values_are_finite_unless_a_column_says_otherwise() -> None:
@@ -94,8 +93,7 @@ def test_records_hold_copies_and_compare_by_value() -> None:
     assert example.columns["x"] == 3
     with pytest.raises(DataError, match="expected columns of numbers by name, found 'x'"):
         Turn("", "user", [1], columns={"x": ["a"]})
-    with pytest.raises(DataError, match="expected columns as a dict"):
-        Turn("", "user", [1], columns=[1])  # type: ignore[arg-type]
+    assert_raises(DataError, "expected columns as a dict", Turn, "", "user", [1], columns=[1])
 
 
 COLUMNS = [
@@ -200,8 +198,7 @@ def test_places_of_examples_are_as_many_as_were_said() -> None:
     assert pack(examples, 4, num_rows=2, max_examples=3)["own"].tolist() == [[3, 1, -2], [-2] * 3]
     with pytest.raises(DataError, match="max_examples: expected at least 2 for these examples, found 1"):
         pack(examples, 4, max_examples=1)
-    with pytest.raises(ConfigError, match="max_examples"):
-        pack(examples, 4, max_examples=0)
+    assert_raises(ConfigError, "max_examples", pack, examples, 4, max_examples=0)
 
 
 def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
@@ -247,8 +244,7 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
         (["z"], "expected RolloutColumn"),
         ("z", "expected a list of RolloutColumn, found 'z'"),
     ):
-        with pytest.raises(ConfigError, match=wanted):
-            RolloutBuffer(tmp_path, columns=columns)  # type: ignore[arg-type]
+        assert_raises(ConfigError, wanted, RolloutBuffer, tmp_path, columns=columns)
     with RolloutBuffer(tmp_path) as buffer:
         known = RolloutRecord("e", "1", 1, "u", [Turn("", "user", [1])], 1.0, columns={"y": 3})
         buffer.add_rollout(known)
@@ -266,7 +262,6 @@ def test_a_batch_of_differing_columns_is_refused() -> None:
     plain = RLExample([1], [True], [0.0], [0.0])
     own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
     for call in (pad, concatenate, lambda some: pack(some, 4)):
-        with pytest.raises(
-            DataError, match=r"expected the columns of the first example, \[\], found \['x'\] at index 1"
-        ):
-            call([plain, own])
+        assert_raises(
+            DataError, r"expected the columns of the first example, \[\], found \['x'\] at index 1", call, [plain, own]
+        )

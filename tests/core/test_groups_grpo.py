@@ -33,6 +33,7 @@ from mouse_core.groups import (
     make_examples,
 )
 from tests.core.groups_cases import group, lose_index, rollout
+from tests.raising import assert_raises
 
 
 def uids(batch: list[RLExample] | None) -> list[str]:
@@ -95,10 +96,8 @@ def test_advantages_are_exact_where_that_matters() -> None:
     assert Rloo()([3.0], [0]).tolist() == [0.0]
     assert Rloo()([], []).shape == (0,)
     for wrong in (([1, "x"], [0, 0]), ([1, 2], [0]), ([[1]], [0]), ([1, 2], [0, 0.5]), ([1, [2]], [0, 0])):
-        with pytest.raises(DataError, match=r"rewards: expected (numbers|rewards)"):
-            Rloo()(*wrong)
-    with pytest.raises(DataError, match="rewards: expected finite numbers, found nan"):
-        Rloo()([1.0, math.nan], [0, 0])
+        assert_raises(DataError, r"rewards: expected (numbers|rewards)", Rloo(), *wrong)
+    assert_raises(DataError, "rewards: expected finite numbers, found nan", Rloo(), [1.0, math.nan], [0, 0])
     large = Rloo()([1e9, 1e9 + 1e-3], [0, 0])
     np.testing.assert_allclose(large, [-(1e9 + 1e-3 - 1e9), 1e9 + 1e-3 - 1e9], rtol=1e-12)
     assert Grpo(eps=0, std_floor=1.0)([0, 1e-9], [0, 0]).tolist() == [-5e-10, 5e-10]
@@ -115,8 +114,7 @@ def test_advantages_are_exact_where_that_matters() -> None:
     ],
 )
 def test_options_that_cannot_be_used(option: str, value: Any, expected: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"{option}: {expected}")):
-        Grpo(**{option: value})
+    assert_raises(ConfigError, re.escape(f"{option}: {expected}"), Grpo, **{option: value})
 
 
 def test_a_batch_is_a_sample_without_replacement() -> None:
@@ -356,16 +354,13 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        GrpoBatchMaker(**options)
+    assert_raises(ConfigError, message, GrpoBatchMaker, **options)
 
 
 def test_bad_calls() -> None:
     maker = GrpoBatchMaker()
-    with pytest.raises(ConfigError, match="batch_size: expected an integer of at least 1, found 0"):
-        maker.create_batch(0)
-    with pytest.raises(DataError, match="expected a RolloutRecord, found 3"):
-        maker.add_rollout(3)  # type: ignore[arg-type]
+    assert_raises(ConfigError, "batch_size: expected an integer of at least 1, found 0", maker.create_batch, 0)
+    assert_raises(DataError, "expected a RolloutRecord, found 3", maker.add_rollout, 3)
     with pytest.raises(DataError, match="expected a finite number, or a finite number for each of 8 tokens"):
         make_examples([rollout(0)], [math.nan])
 
@@ -414,15 +409,13 @@ def test_a_stored_batch(tmp_path: Path) -> None:
     assert table.column("tokens").type.value_type == "int32"
     assert table.column("loss_mask").type.value_type == "bool"
     assert table.column("rollout_uid").to_pylist() == uids(batch)
-    with pytest.raises(MissingFieldError, match="expected the id of one of 1 stored batches, found 'x'"):
-        whole.read_batch("x")
+    assert_raises(MissingFieldError, "expected the id of one of 1 stored batches, found 'x'", whole.read_batch, "x")
     with pytest.raises(ConfigError, match="expected a buffer with a batch_maker"):
         RolloutBuffer(tmp_path / "other").create_and_store_batch(1)
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path}: expected the content that was written, found damage"):
-        whole.read_batch(batch_id)
+    assert_raises(DataError, f"{path}: expected the content that was written, found damage", whole.read_batch, batch_id)
 
 
 @pytest.mark.parametrize("kept", ["all", "no log", "no files"])
@@ -594,8 +587,7 @@ def test_a_batch_that_does_not_say_of_which_rollouts_is_not_stored(tmp_path: Pat
     whole = buffer(tmp_path, batch_maker=maker)
     whole.add_rollouts(group(0, 4))
     for _ in range(2):
-        with pytest.raises(DataError, match=message):
-            whole.create_and_store_batch(2)
+        assert_raises(DataError, message, whole.create_and_store_batch, 2)
     assert whole.batches == []
     assert not list((tmp_path / "batches").iterdir())
     maker.metadata = {"rollout_uids": ["r0", "r1"]}
@@ -649,8 +641,7 @@ def test_a_batch_that_could_not_be_written_is_the_next_one(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         for _ in range(2):
-            with pytest.raises(StorageError, match="No space left"):
-                whole.create_and_store_batch(4)
+            assert_raises(StorageError, "No space left", whole.create_and_store_batch, 4)
     assert whole.batches == []
     batch_id = whole.create_and_store_batch(4)
     assert batch_id is not None
@@ -667,8 +658,7 @@ def test_a_batch_is_in_the_log_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(whole._index_log, "append", full)
-        with pytest.raises(StorageError, match="No space left"):
-            whole.create_and_store_batch(4)
+        assert_raises(StorageError, "No space left", whole.create_and_store_batch, 4)
     assert whole.batches == []
     assert not list((tmp_path / "batches").iterdir())
     assert whole.create_and_store_batch(4) is not None

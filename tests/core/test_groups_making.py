@@ -27,6 +27,7 @@ from mouse_core.groups import (
     make_examples,
 )
 from tests.core.groups_cases import group, rollout
+from tests.raising import assert_raises
 
 
 def fed(rollouts: list[RolloutRecord], **options: Any) -> GrpoBatchMaker:
@@ -340,8 +341,7 @@ def test_the_version_that_was_told_is_the_folders(tmp_path: Path) -> None:
     with RolloutBuffer(tmp_path, 4, sync=False) as buffer, pytest.raises(DataError, match=r"up to '5', .*found '6'"):
         buffer.add_rollout(rollout(9, version=6))
     with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
-        with pytest.raises(DataError, match="expected a version up to '5'"):
-            buffer.add_rollout(rollout(9, version=6))
+        assert_raises(DataError, "expected a version up to '5'", buffer.add_rollout, rollout(9, version=6))
         share = next(RolloutStream(buffer, 64, batch_size=4))
         assert (share.report["staleness_mean"], share.report["staleness_max"]) == (2.0, 2.0)
         assert buffer.batch_metadata(share.batch_id)["staleness"] == [2] * 4
@@ -411,10 +411,8 @@ def test_columns_that_nobody_declared_are_refused_by_name() -> None:
         (seen, r"per='example', \[\], found 'top_k'"),
         (turn, r"per='token', \[\], found 'value'"),
     ):
-        with pytest.raises(DataError, match=wanted):
-            maker.add_rollout(item)
-        with pytest.raises(DataError, match=wanted):
-            make_examples([item], [1.0])
+        assert_raises(DataError, wanted, maker.add_rollout, item)
+        assert_raises(DataError, wanted, make_examples, [item], [1.0])
 
 
 def test_a_summary_counts_all_that_came(tmp_path: Path) -> None:

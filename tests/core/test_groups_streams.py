@@ -29,6 +29,7 @@ from mouse_core.groups import (
 )
 from mouse_core.groups.stored import FolderBatches
 from tests.core.groups_cases import group, rollout
+from tests.raising import assert_raises
 
 KINDS = [("pack", None), ("pack", 12), ("pad", 12), ("concatenate", None)]
 
@@ -81,8 +82,7 @@ def test_what_cannot_be_planned() -> None:
         ({"max_tokens": 8, "length": 9}, "length: expected at most max_tokens, 8, found 9"),
         ({"max_tokens": 8, "max_examples": 0}, "max_examples"),
     ]:
-        with pytest.raises(ConfigError, match=wanted):
-            plan_micro_batches([1], 1, **options)
+        assert_raises(ConfigError, wanted, plan_micro_batches, [1], 1, **options)
 
 
 def filled(root: Path, *, batches: int = 3, columns: Any = None, **options: Any) -> RolloutBuffer:
@@ -229,8 +229,7 @@ def test_a_log_that_is_being_written(root: Path, tmp_path: Path) -> None:
     (tmp_path / "batches").symlink_to(root / "batches")
     stream = RolloutStream(tmp_path, 50, timeout=0)
     assert [share.index for share in islice(stream, 2)] == [0, 1]
-    with pytest.raises(TimedOutError, match="which has 2"):
-        next(stream)
+    assert_raises(TimedOutError, "which has 2", next, stream)
     copy.write_bytes(log)
     assert next(stream).index == 2
 
@@ -245,23 +244,19 @@ def test_states_of_others_are_refused(root: Path, tmp_path: Path) -> None:
         ({**state, "batch": -1}, "expected batch as an integer of at least 0, found -1"),
         ({**state, "after": ""}, "expected the id of the batch before batch 1, found ''"),
     ]:
-        with pytest.raises(StateError, match=wanted):
-            stream.load_state_dict(wrong)
+        assert_raises(StateError, wanted, stream.load_state_dict, wrong)
     assert stream.state_dict() == state
     stream.load_state_dict({**state, "after": "another"})
-    with pytest.raises(StateError, match="batch 0: expected 'another'"):
-        next(stream)
+    assert_raises(StateError, "batch 0: expected 'another'", next, stream)
     # Nor is the next batch waited for first.
     last = sum(1 for _ in (root / "batches").iterdir())
     stream.load_state_dict({**state, "batch": last, "after": "another"})
-    with pytest.raises(StateError, match=f"batch {last - 1}: expected 'another'"):
-        next(stream)
+    assert_raises(StateError, f"batch {last - 1}: expected 'another'", next, stream)
     # No batch is made for a state that other batches belong to.
     with filled(tmp_path / "other", batches=0) as buffer:
         stream = RolloutStream(buffer, 50, batch_size=4)
         stream.load_state_dict(state)
-        with pytest.raises(ConfigError, match="index: expected at most 0, the index of the next batch, found 1"):
-            next(stream)
+        assert_raises(ConfigError, "index: expected at most 0, the index of the next batch, found 1", next, stream)
         assert not buffer.batches
 
 
@@ -294,8 +289,7 @@ def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
         ({"batches": root, "timeout": -1}, "timeout: expected a number of seconds"),
         ({"batches": root, "shard": (2, 2)}, "shard: expected 0 <= rank < count"),
     ]:
-        with pytest.raises(ConfigError, match=wanted):
-            RolloutStream(**{"max_tokens": 8, **options})  # type: ignore[arg-type]
+        assert_raises(ConfigError, wanted, RolloutStream, **{"max_tokens": 8, **options})
 
 
 def test_the_environment_says_which_rank_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,8 +441,7 @@ def test_producers_that_wait_learn_that_the_buffer_is_gone(tmp_path: Path) -> No
 def test_limits_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_ahead: expected a batch_maker with an attribute 'available'"):
         RolloutBuffer(tmp_path, max_ahead=8)
-    with pytest.raises(ConfigError, match="max_ahead"):
-        ahead(tmp_path, max_ahead=0)
+    assert_raises(ConfigError, "max_ahead", ahead, tmp_path, max_ahead=0)
     with (
         ahead(tmp_path, max_ahead=1) as buffer,
         pytest.raises(ConfigError, match="timeout: expected a number of seconds"),

@@ -18,6 +18,7 @@ from mouse_core import DataError
 from mouse_core.groups import RLExample, RolloutBuffer, RolloutRecord, Turn, make_examples, open_rollouts
 from mouse_core.groups.records import same_values, version_order
 from tests.core.groups_cases import METADATA, group, rollout
+from tests.raising import assert_raises
 
 
 def test_turns_keep_what_they_are_given() -> None:
@@ -121,8 +122,7 @@ def test_memory_that_nobody_writes_to_is_shared() -> None:
     ],
 )
 def test_turns_refuse(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        Turn(**{"message": "hi", "role": "user", "tokens": [1, 2], **changed})
+    assert_raises(DataError, message, Turn, **{"message": "hi", "role": "user", "tokens": [1, 2], **changed})
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,7 @@ def test_rollouts_refuse(changed: dict[str, Any], message: str) -> None:
         "turns": [Turn("hi", "user")],
         "reward": 0.0,
     }
-    with pytest.raises(DataError, match=message):
-        RolloutRecord(**fields | changed)  # type: ignore[arg-type]
+    assert_raises(DataError, message, RolloutRecord, **fields | changed)
 
 
 def test_a_reward_is_that_of_the_turns_unless_it_is_given() -> None:
@@ -167,10 +166,8 @@ def test_examples_refuse() -> None:
         RLExample(tokens, mask[:2], floats, floats)
     with pytest.raises(DataError, match=r"expected loss_mask as bool \[3\], found int64"):
         RLExample(tokens, tokens, floats, floats)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="expected advantage for each of 3 tokens"):
-        RLExample(tokens, mask, floats[:1], floats)
-    with pytest.raises(DataError, match="expected generator_log_probs as finite"):
-        RLExample(tokens, mask, floats, floats + np.nan)
+    assert_raises(DataError, "expected advantage for each of 3 tokens", RLExample, tokens, mask, floats[:1], floats)
+    assert_raises(DataError, "expected generator_log_probs as finite", RLExample, tokens, mask, floats, floats + np.nan)
 
 
 def test_prompts_are_outside_of_the_loss() -> None:
@@ -301,8 +298,7 @@ def read_back(folder: Path, **changed: pa.Array) -> list[RolloutRecord]:
 )
 def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array], message: str, tmp_path: Path) -> None:
     assert read_back(tmp_path / "whole")
-    with pytest.raises(DataError, match=f"part-1.parquet: .*{message}"):
-        read_back(tmp_path / "broken", **changed)
+    assert_raises(DataError, f"part-1.parquet: .*{message}", read_back, tmp_path / "broken", **changed)
 
 
 def test_the_comparison_sees_differences() -> None:
@@ -315,8 +311,7 @@ def test_the_comparison_sees_differences() -> None:
 
 def test_text_must_be_unicode() -> None:
     lone = RolloutRecord("e", "1", "1", "u", (Turn("\ud800", "user"),), 0.0)
-    with pytest.raises(DataError, match="expected text in Unicode"):
-        stored([lone])
+    assert_raises(DataError, "expected text in Unicode", stored, [lone])
 
 
 class Everything:

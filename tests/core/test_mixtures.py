@@ -29,6 +29,7 @@ from mouse_core.mixtures import Mixture, Schedule, Shares
 from mouse_core.replay import ReplayBuffer
 from mouse_core.store.derived import DerivedStore, TimeToEnd
 from mouse_core.testing import SourceConformance, example_columns, example_store
+from tests.raising import assert_raises
 
 WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=7).filter(any)
 # Rows of member m are numbered from m * FAR on, in the field "reward"; a float32 holds them.
@@ -251,8 +252,7 @@ def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> No
 
 def test_rows_of_a_mixture_are_those_of_its_members() -> None:
     mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
-    with pytest.raises(ConfigError, match=r"as in mixture.members\['a'\].to_dataset\(\)"):
-        mixture.to_dataset()
+    assert_raises(ConfigError, r"as in mixture.members\['a'\].to_dataset\(\)", mixture.to_dataset)
     with pytest.raises(ConfigError, match="the rows of a member of a mixture, found a mixture"):
         preprocess(mixture, dict, "never made")
 
@@ -343,8 +343,7 @@ def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
         loader.load_state_dict(state)
         loader.next_batch()
         loader.next_batch()
-        with pytest.raises(WorkerError, match="found member 'online' without rows"):
-            loader.next_batch()
+        assert_raises(WorkerError, "found member 'online' without rows", loader.next_batch)
 
 
 def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
@@ -362,8 +361,7 @@ def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
         for late in (nothing, DerivedStore(nothing, {"left": TimeToEnd()})):
             mixture = Mixture({"a": whole, "b": late}, weights, per=per)
             assert BatchSource(mixture, 4, 4, boundary="episode")[0]["member"].tolist() == [[0] * 4] * 4
-    with pytest.raises(ConfigError, match="found member 'b' without rows"):
-        BatchSource(Mixture({"a": whole, "b": nothing}), 4, 4)
+    assert_raises(ConfigError, "found member 'b' without rows", BatchSource, Mixture({"a": whole, "b": nothing}), 4, 4)
     fresh = DatasetStore()
     mixture = Mixture({"a": whole, "b": fresh.where(length=(5, None))}, schedule)
     with PrefetchBatchifier(mixture, 4, 4) as loader:
@@ -512,12 +510,10 @@ def test_members_must_fit_together() -> None:
         Mixture({"a": plain, "b": other}).snapshot()
     unlike = DatasetStore(fields=[Field("reward", dtype="float64", shape=())])
     unlike.extend(columns)
-    with pytest.raises(SchemaError, match="field 'reward'"):
-        Mixture({"a": plain, "b": unlike}).snapshot()
+    assert_raises(SchemaError, "field 'reward'", Mixture({"a": plain, "b": unlike}).snapshot)
     named = DatasetStore(fields=[Field("member")])
     named.extend({**columns, "member": np.zeros(20, np.int64)})
-    with pytest.raises(SchemaError, match="without a field 'member'"):
-        Mixture({"a": example_store(20), "b": named}).snapshot()
+    assert_raises(SchemaError, "without a field 'member'", Mixture({"a": example_store(20), "b": named}).snapshot)
     batch = BatchSource(Mixture({"a": plain, "b": numbered(1, 50)}, field="whose"), 8, 4, fields=["reward", "whose"])[0]
     assert list(batch) == ["reward", "whose"]
     with pytest.raises(MissingFieldError, match=r"'xformed_reward' in all datasets .* found none in member 'a'"):
@@ -541,17 +537,14 @@ def test_bad_arguments_say_what_was_expected() -> None:
         ("a weight for each of", {"a": plain}, {"weights": Schedule({0: {"b": 1}})}),
     ]
     for message, stores, options in wrong:
-        with pytest.raises(ConfigError, match=message):
-            Mixture(stores, **options)
+        assert_raises(ConfigError, message, Mixture, stores, **options)
     for schedule in ({}, {1: [1]}, {0: [1], -1: [1]}, {0: [1], "b": [1]}, [1]):
-        with pytest.raises(ConfigError, match="schedule: expected"):
-            Schedule(schedule)  # type: ignore[arg-type]
+        assert_raises(ConfigError, "schedule: expected", Schedule, schedule)
     with pytest.raises(ConfigError, match="found member 'b' without rows"):
         BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
     with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):
         BatchSource(Mixture({"a": plain, "b": numbered(1, 5)}), 8, 4)
-    with pytest.raises(ConfigError, match="a dict with the number of rows of each member"):
-        Mixture({"a": plain}).snapshot(40)
+    assert_raises(ConfigError, "a dict with the number of rows of each member", Mixture({"a": plain}).snapshot, 40)
 
 
 def test_a_mixture_is_taken_where_a_store_is() -> None:
@@ -580,8 +573,7 @@ def test_derived_fields_are_those_of_members() -> None:
     mixture = Mixture({name: DerivedStore(store, derived) for name, store in stores.items()})
     batch = BatchSource(mixture, 5, 16)[2]
     np.testing.assert_array_equal(batch["left"], 9 - batch["reward"].astype(int) % FAR % 10)
-    with pytest.raises(ConfigError, match="whose shares would be lost"):
-        DerivedStore(mixture, derived)
+    assert_raises(ConfigError, "whose shares would be lost", DerivedStore, mixture, derived)
 
 
 def test_normalised_fields_of_mixtures() -> None:

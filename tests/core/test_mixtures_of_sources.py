@@ -14,6 +14,7 @@ from mouse_core.augment import AugmentTokensConfig
 from mouse_core.mixtures import Mixture, MixtureSource, Schedule, Shares
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import SourceConformance, example_store
+from tests.raising import assert_raises
 
 SPEC = Spec({"window": FieldSpec("window", np.dtype(np.int64), ()), "b": FieldSpec("b", np.dtype(np.float32), (2,))})
 
@@ -129,18 +130,15 @@ def test_what_does_not_fit_together_is_refused() -> None:
         (Fewer(1, 4), "expected fields"),
         (Outgoing(1, 4), "member 'b' to have the spec of 'a'"),
     ):
-        with pytest.raises(SchemaError, match=message):
-            MixtureSource({"a": one, "b": other})
-    with pytest.raises(SchemaError, match="without a field 'b'"):
-        MixtureSource([one], field="b")
+        assert_raises(SchemaError, message, MixtureSource, {"a": one, "b": other})
+    assert_raises(SchemaError, "without a field 'b'", MixtureSource, [one], field="b")
     for wrong, message in (
         ([], "at least one source"),
         ([example_store()], "member '0'"),
         ([ReplayBuffer(ArrayStorage(10), batch_size=2)], "ReplayBufferEnsemble"),
         (one, "several"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            MixtureSource(wrong)  # type: ignore[arg-type]
+        assert_raises(ConfigError, message, MixtureSource, wrong)
     with pytest.raises(ConfigError, match="batches of 2 windows of member '0', found batches of 3"):
         MixtureSource([Short(0, 4)])[1]
     with pytest.raises(IndexError):

@@ -28,6 +28,7 @@ from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.fields import FieldReader
 from mouse_core.testing import SourceConformance
 from tests.core.worlds import store_of
+from tests.raising import assert_raises
 
 ROWS, LENGTH, SIZE = 600, 8, 4
 KINDS = {"obs_continuous": "mean_std", "action": "min_max", "reward": "quantiles"}
@@ -368,8 +369,7 @@ def test_one_step_or_many_and_pixels_of_any_layout() -> None:
     ],
 )
 def test_what_cannot_be_normalised_is_said(options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        source_of(store_of(columns()), **options)
+    assert_raises(error, message, source_of, store_of(columns()), **options)
 
 
 def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
@@ -377,8 +377,7 @@ def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
     narrow = columns()
     narrow["observation"] = narrow["observation"][:, :2]
     message = r"normalize: obs_continuous: expected a normaliser for the field's shape \[2\].*found shape \[3\]"
-    with pytest.raises(SchemaError, match=message):
-        source_of(store_of(narrow), normalize=normalizer)
+    assert_raises(SchemaError, message, source_of, store_of(narrow), normalize=normalizer)
     grey = {**columns(), "observation_image": columns()["observation_image"][..., :1]}
     with pytest.raises(SchemaError, match=r"normalize: obs_image: expected a normaliser for the field's shape \[1\]"):
         source_of(store_of(grey), normalize=normalizer)

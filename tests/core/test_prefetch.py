@@ -25,6 +25,7 @@ from mouse_core import (
 )
 from mouse_core.prefetch import Delivery, Loader
 from tests.core.oracle import assert_same
+from tests.raising import assert_raises
 from tests.waiting import wait_until
 
 
@@ -204,8 +205,7 @@ def test_an_error_in_handing_over_skips_nothing(workers: int) -> None:
         for index in range(2):
             assert_same(loader.next_batch(), source[index], index)
         for _ in range(2):
-            with pytest.raises(WorkerError, match="batch 2: RuntimeError: the device is lost"):
-                loader.next_batch()
+            assert_raises(WorkerError, "batch 2: RuntimeError: the device is lost", loader.next_batch)
         assert loader.state_dict()["next_index"] == 2
         loader.load_state_dict(loader.state_dict())
         assert_same(loader.next_batch(), source[2])
@@ -297,8 +297,7 @@ def test_with_closes_also_after_an_error() -> None:
             loader.next_batch()
             raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        use()
+    assert_raises(KeyError, "mine", use)
     with pytest.raises(ClosedError):
         loader.next_batch()
 
@@ -422,8 +421,7 @@ def test_the_error_of_the_earliest_batch_comes_first() -> None:
     with PrefetchBatchifier(Made(make), num_workers=4, prefetch=6) as loader:
         assert numbers(loader, 2) == [0, 1]
         for _ in range(3):
-            with pytest.raises(WorkerError, match="batch 2: ValueError: two"):
-                loader.next_batch()
+            assert_raises(WorkerError, "batch 2: ValueError: two", loader.next_batch)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -443,5 +441,4 @@ def test_batches_before_a_failed_one_are_delivered(workers: int) -> None:
 
     with PrefetchBatchifier(Made(make), num_workers=workers, prefetch=4) as loader:
         assert numbers(loader, 3) == [0, 1, 2]
-        with pytest.raises(WorkerError, match="batch 3: ValueError: three"):
-            loader.next_batch()
+        assert_raises(WorkerError, "batch 3: ValueError: three", loader.next_batch)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mouse_core import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_exponential, as_normal, check_seed
 from tests.core import golden
+from tests.raising import assert_raises
 
 GOLDEN_BITS = [728270853895265413, 3368791684434327545, 17632913842018588667]
 GOLDEN_UNIFORM = [0.039479642097555945, 0.18262256314573988]
@@ -166,5 +167,4 @@ def test_seeds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True, np.bool_(True), [1]])
 def test_what_is_no_seed(seed: object) -> None:
-    with pytest.raises(ConfigError, match=r"seed: expected an integer in \[0, 2\*\*64\), found"):
-        check_seed(seed)
+    assert_raises(ConfigError, r"seed: expected an integer in \[0, 2\*\*64\), found", check_seed, seed)

@@ -23,6 +23,7 @@ from mouse_core.replay import (
     SliceSampler,
     StalenessSampler,
 )
+from tests.raising import assert_raises
 
 STEPS = st.lists(st.tuples(st.sampled_from(["write", "draw"]), st.integers(1, 7)), max_size=20)
 
@@ -45,8 +46,7 @@ def test_rows_come_so_many_times_and_no_more(steps: list[tuple[str, int]], times
             continue
         live = [row for row, count in sorted(left.items()) if count]
         if not live:
-            with pytest.raises(ConfigError, match=r"expected (at least|rows)"):
-                buffer.sample(n)
+            assert_raises(ConfigError, r"expected (at least|rows)", buffer.sample, n)
             continue
         drawn = buffer.sample(n)["row"].tolist()
         assert len(drawn) == len(set(drawn)) == min(n, len(live))
@@ -74,8 +74,7 @@ def test_a_queue_of_trajectories() -> None:
     for number in range(3):
         queue.append({"obs": np.full((5, 2), number)})  # a trajectory of 5 steps
     assert queue.sample()["obs"][:, 0, 0].tolist() == [0, 1]
-    with pytest.raises(ConfigError, match=r"at least 2 rows .* found 1 among 3 rows; write more"):
-        queue.sample()
+    assert_raises(ConfigError, r"at least 2 rows .* found 1 among 3 rows; write more", queue.sample)
     queue.append({"obs": np.full((5, 2), 3)})
     assert queue.sample()["obs"][:, 0, 0].tolist() == [2, 3]
 
@@ -93,8 +92,7 @@ def test_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
     assert buffer.sampler.left == 0
     buffer.append({"row": 10})
     assert buffer.sample()["row"].tolist() == [10]
-    with pytest.raises(StateError, match="times=3"):
-        buffer_of(ConsumingSampler(3)).load_state_dict(buffer.state_dict())
+    assert_raises(StateError, "times=3", buffer_of(ConsumingSampler(3)).load_state_dict, buffer.state_dict())
     with pytest.raises(StateError, match=r"0\.\.2 remaining draws"):
         ConsumingSampler(2).load_state_dict({"config": repr(buffer.sampler), "left": np.array([3]), "ran_out": 0})
 
@@ -131,8 +129,7 @@ def test_a_loader_delivers_all_that_is_left_and_goes_on_when_there_is_more(worke
     with PrefetchBatchifier(buffer, prefetch=3, num_workers=workers) as loader:
         assert [batch["row"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         for first in (10, 20):  # an epoch for each that comes
-            with pytest.raises(ConfigError, match="write more"):
-                loader.next_batch()
+            assert_raises(ConfigError, "write more", loader.next_batch)
             buffer.extend({"row": np.arange(first, first + 5)})
             assert [batch["row"].tolist() for batch in loader] == [[*range(first, first + 4)], [first + 4]]
         buffer.extend({"row": np.arange(5)})
@@ -157,8 +154,7 @@ def test_rows_that_are_too_old_do_not_come_and_newer_ones_come_more_often() -> N
     assert again.sampler.version == 5
     assert again.sample()["index"].tolist() == buffer.sample()["index"].tolist()
     sampler.version = 6
-    with pytest.raises(ConfigError, match="at most 2 versions older than version 6, found version 3 as the newest"):
-        buffer.sample()
+    assert_raises(ConfigError, "at most 2 versions older than version 6, found version 3 as the newest", buffer.sample)
     buffer.append({"policy": {"version": 6}})
     assert buffer.sample()["index"].tolist() == [0] * 4
     sampler.version = 1  # rows that are newer than what is trained are fresh
@@ -180,8 +176,7 @@ def test_versions_and_weights_that_are_none() -> None:
     for version, error in ((np.zeros(3), SchemaError), (np.zeros((3, 2), int), SchemaError)):
         buffer = buffer_of(StalenessSampler())
         buffer.extend({"policy_version": version})
-        with pytest.raises(error, match="an integer for each row"):
-            buffer.sample()
+        assert_raises(error, "an integer for each row", buffer.sample)
     buffer = buffer_of(StalenessSampler())
     buffer.extend({"row": np.arange(3)})
     with pytest.raises(MissingFieldError):
@@ -189,13 +184,11 @@ def test_versions_and_weights_that_are_none() -> None:
     for weight, error in ((lambda age: -1.0 - age, DataError), (lambda age: 0.0 * age, ConfigError)):
         buffer = buffer_of(StalenessSampler(weight=weight))
         buffer.extend({"policy_version": np.arange(3)})
-        with pytest.raises(error, match="weight"):
-            buffer.sample()
+        assert_raises(error, "weight", buffer.sample)
     for wrong in ({"max_staleness": -1}, {"weight": 3}):
         with pytest.raises(ConfigError):
             StalenessSampler(**wrong)
-    with pytest.raises(SchemaError, match="staleness"):
-        buffer.extend({"policy_version": np.arange(3), "staleness": np.arange(3)})
+    assert_raises(SchemaError, "staleness", buffer.extend, {"policy_version": np.arange(3), "staleness": np.arange(3)})
 
 
 def expected_slices(lengths: list[int], alive: int, length: int, period: int, dilation: int) -> set[tuple[int, ...]]:
@@ -221,8 +214,7 @@ def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, pe
         buffer = buffer_of(SliceSampler(**options, pad=False, weighting=weighting), 17, batch_size=400)
         buffer.extend(rows)
         if not expected:
-            with pytest.raises(ConfigError, match=r"longest|at most"):
-                buffer.sample()
+            assert_raises(ConfigError, r"longest|at most", buffer.sample)
             return
         assert set(map(tuple, buffer.sample()["row"].tolist())) == expected
     padded = buffer_of(SliceSampler(**options), 17, batch_size=400)
@@ -269,11 +261,9 @@ def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:
     for number in range(60):
         part = batch["row"][batch["slice_id"] == number].tolist()
         assert part == list(range(part[0], part[0] // 10 * 10 + 10, 4))[:3]
-    with pytest.raises(ConfigError, match="dilation"):
-        SliceSampler(sequence_length=3, dilation=2, span=1)
+    assert_raises(ConfigError, "dilation", SliceSampler, sequence_length=3, dilation=2, span=1)
     for name in ("period", "dilation"):
-        with pytest.raises(ConfigError, match=name):
-            SliceSampler(sequence_length=3, **{name: 0})
+        assert_raises(ConfigError, name, SliceSampler, sequence_length=3, **{name: 0})
 
 
 @given(
@@ -306,8 +296,7 @@ def test_steps_to_burn_in_lie_before_every_row(lengths: list[int], sizes: tuple[
 
 def test_steps_to_burn_in_that_cannot_be() -> None:
     for wrong in ({"burn_in": 3}, {"burn_in": -1}, {"burn_in": 1, "span": True}):
-        with pytest.raises(ConfigError, match=r"burn.in"):
-            SliceSampler(sequence_length=3, **wrong)
+        assert_raises(ConfigError, r"burn.in", SliceSampler, sequence_length=3, **wrong)
     stop = buffer_of(SliceSampler(sequence_length=4, burn_in=2, end_key="done", pad=False), 20, batch_size=50)
     stop.extend({"row": np.arange(20), "done": np.arange(20) % 5 == 4})
     batch = stop.sample()
@@ -337,19 +326,16 @@ def test_marks_of_slices(options: Any) -> None:
 
 
 def test_marks_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="first or for last"):
-        MarkSlices()
+    assert_raises(ConfigError, "first or for last", MarkSlices)
     single = buffer_of(None, transform=MarkSlices(first="begin"))
     single.extend({"row": np.arange(3)})
-    with pytest.raises(SchemaError, match="single rows"):
-        single.sample()
+    assert_raises(SchemaError, "single rows", single.sample)
     slices = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
     slices.extend({"done": np.arange(6) % 3 == 2, "row": np.arange(6)})
     assert slices.sample()["done"][:, -1].all()
     codes = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
     codes.extend({"done": np.array([0, 0, 2, 0, 0, 1])})
-    with pytest.raises(SchemaError, match="'done': expected one bool for each step"):
-        codes.sample()
+    assert_raises(SchemaError, "'done': expected one bool for each step", codes.sample)
 
 
 def test_an_outlier_that_was_corrected_is_forgotten() -> None:

@@ -24,6 +24,7 @@ from mouse_core.replay import (
     SliceSampler,
 )
 from mouse_core.testing import example_store
+from tests.raising import assert_raises
 
 
 def member(number: int, rows: int = 20, kind: Any = ReplayBuffer, **options: Any) -> Any:
@@ -70,8 +71,7 @@ def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
     for batch in wanted:
         np.testing.assert_array_equal(other.sample()["a"], batch["a"])
     assert np.bincount(wanted[-1]["buffer_ids"], minlength=2).tolist() == [0, 16]
-    with pytest.raises(StateError, match="shares"):
-        ReplayBufferEnsemble(member(0), member(1), p=[3, 1]).load_state_dict(state)
+    assert_raises(StateError, "shares", ReplayBufferEnsemble(member(0), member(1), p=[3, 1]).load_state_dict, state)
     with pytest.raises(ConfigError, match="expected 2 weights"):
         ReplayBufferEnsemble(member(0), member(1), p=Schedule({0: [1, 0], 3: [1]}))
 
@@ -110,8 +110,7 @@ def test_draws_come_from_the_seed_of_the_ensemble() -> None:
 def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
     store = example_store()
     fresh = ReplayBuffer(ArrayStorage(50))
-    with pytest.raises(ConfigError, match="expected the same alignment in all buffers, found"):
-        ReplayBufferEnsemble(fresh, store)
+    assert_raises(ConfigError, "expected the same alignment in all buffers, found", ReplayBufferEnsemble, fresh, store)
     arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
     assert arrived.alignment == "arrived"
     assert arrived.sample()["reward"].shape == (4,)
@@ -154,8 +153,7 @@ def test_slices_of_one_length() -> None:
         assert batch["a"].shape == batch["buffer_ids"].shape == (4, 4)
         assert (np.diff(batch["a"], axis=1) == 1).all()
     other = member(2, sampler=SliceSampler(sequence_length=2, end_key="done"))
-    with pytest.raises(SchemaError, match=r"buffer 1: field 'a'"):
-        ReplayBufferEnsemble(members[0], other).sample(4)
+    assert_raises(SchemaError, r"buffer 1: field 'a'", ReplayBufferEnsemble(members[0], other).sample, 4)
 
 
 def test_fields_must_be_alike() -> None:
@@ -171,8 +169,7 @@ def test_fields_must_be_alike() -> None:
         ({**good, "a": np.arange(4.0)}, "field 'a': expected int64"),
         ({**good, "a": np.zeros((4, 2), np.int64)}, r"field 'a': expected int64 \[\]"),
     ):
-        with pytest.raises(SchemaError, match=message):
-            ReplayBufferEnsemble(member(0), other(bad)).sample(8)
+        assert_raises(SchemaError, message, ReplayBufferEnsemble(member(0), other(bad)).sample, 8)
 
 
 def test_priorities_go_to_the_members_that_know_them() -> None:
@@ -190,10 +187,8 @@ def test_priorities_go_to_the_members_that_know_them() -> None:
     assert set(batch["index"][40:].tolist()) == {7}
     assert len(set(batch["index"][:20].tolist())) > 5
     ensemble.update_priority({**batch, "td_error": np.where(batch["buffer_ids"] == 1, 0.0, 1.0)})
-    with pytest.raises(ConfigError, match="buffer_ids"):
-        ensemble.update_priority([1], [1.0])
-    with pytest.raises(ConfigError, match="buffer_ids"):
-        ensemble.update_priority([1], [1.0], [3])
+    assert_raises(ConfigError, "buffer_ids", ensemble.update_priority, [1], [1.0])
+    assert_raises(ConfigError, "buffer_ids", ensemble.update_priority, [1], [1.0], [3])
     with pytest.raises(DataError):
         ensemble.update_priority([1], [-1.0], [1])
     assert ensemble.stats()["buffers"][1]["updates"] == 2
@@ -242,14 +237,12 @@ def test_a_draw_that_fails_leaves_every_member_as_it_was() -> None:
     (tried, members), (other, _) = make(), make()
     for ensemble in (tried, other):
         ensemble.sample(6)
-    with pytest.raises(ConfigError, match="without replacement"):
-        tried.sample(30)
+    assert_raises(ConfigError, "without replacement", tried.sample, 30)
     assert tried.stats() == other.stats()
     for _ in range(5):
         np.testing.assert_array_equal(tried.sample(6)["a"], other.sample(6)["a"])
     nested = ReplayBufferEnsemble(tried, member(3, rows=1, sampler=SamplerWithoutReplacement()))
-    with pytest.raises(ConfigError, match="without replacement"):
-        nested.sample(12)
+    assert_raises(ConfigError, "without replacement", nested.sample, 12)
     assert tried.stats() == other.stats()
     assert len(members) == 3
 
@@ -308,8 +301,7 @@ def test_a_loop_over_a_loader_ends_with_the_epoch() -> None:
         with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
             for _ in range(2):
                 assert sorted(np.concatenate([batch["a"] for batch in list(loader)]).tolist()) == list(range(10))
-            with pytest.raises(TypeError, match="expected a loader over a store"):
-                len(loader)
+            assert_raises(TypeError, "expected a loader over a store", len, loader)
 
 
 def make() -> ReplayBufferEnsemble:
@@ -360,8 +352,7 @@ def test_arguments() -> None:
         ((buffer,), {"p": "x"}, "p: expected"),
         ((3,), {}, "storage: expected"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            ReplayBufferEnsemble(*buffers, **options)
+        assert_raises(ConfigError, message, ReplayBufferEnsemble, *buffers, **options)
     with pytest.raises(ConfigError, match="found buffer 1 without rows"):
         ReplayBufferEnsemble(buffer, ReplayBuffer(ArrayStorage(3))).sample(4)
     assert buffer.stats()["samples"] == 0

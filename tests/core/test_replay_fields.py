@@ -33,6 +33,7 @@ from mouse_core.replay import (
     ReplayBuffer,
     SliceSampler,
 )
+from tests.raising import assert_raises
 
 
 def as_torch(batch: Any) -> Any:
@@ -161,15 +162,12 @@ def test_functions_of_fields_on_the_way_out_and_in() -> None:
     found = clip(as_torch({"next": {"reward": np.array([7.0])}}))["next"]["reward"]
     assert isinstance(found, torch.Tensor)
     assert found.tolist() == [1.0]
-    with pytest.raises(MissingFieldError, match="reward"):
-        clip({"obs": np.ones(2)})
+    assert_raises(MissingFieldError, "reward", clip, {"obs": np.ones(2)})
     for wrong in (lambda values: values.sum(), lambda values: 3, lambda values: values[:1]):
         with pytest.raises(SchemaError, match=r"Apply: 'obs': expected an array of \[2\] rows"):
             Apply({"obs": wrong})({"obs": np.ones(2)})
-    with pytest.raises(ConfigError, match="expected a function"):
-        Apply({"obs": 3})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="leave OnWrite out"):
-        OnWrite(clip)
+    assert_raises(ConfigError, "expected a function", Apply, {"obs": 3})
+    assert_raises(ConfigError, "leave OnWrite out", OnWrite, clip)
     assert pickle.loads(pickle.dumps(Apply({"obs": abs}))).functions["obs"] is abs
 
 
@@ -190,8 +188,7 @@ def test_fields_become_one(change: Any) -> None:
     assert tuple(Concatenate("a", "b", to="c")(pair)["c"].shape) == (4, 2)
     with pytest.raises(SchemaError, match=r"'index': expected .*float64 .* in front of the last axis"):
         Concatenate("a", "index", to="c")(change(batch))
-    with pytest.raises(ConfigError, match="at least two"):
-        Concatenate("a", to="c")
+    assert_raises(ConfigError, "at least two", Concatenate, "a", to="c")
 
 
 def test_burn_in_gives_a_state_and_the_steps_behind() -> None:
@@ -220,8 +217,7 @@ def test_burn_in_gives_a_state_and_the_steps_behind() -> None:
         (2, lambda first: {"h": first["obs"][:1]}, "'h': expected 2 rows"),
         (2, lambda first: 3, "expected a dict of fields"),
     ):
-        with pytest.raises(SchemaError, match=error):
-            BurnIn(function, steps)(given)  # type: ignore[arg-type]
+        assert_raises(SchemaError, error, BurnIn(function, steps), given)
     with pytest.raises(ConfigError):
         BurnIn(network, 0)
 
@@ -240,8 +236,7 @@ def test_gray_is_what_the_eye_sees_and_crops_are_in_the_middle(change: Any) -> N
     assert np.array_equal(np.asarray(crop), image[..., 2:6, 2:5, :])  # 3 lines too many: round(1.5) above
     with pytest.raises(SchemaError, match=r"expected images of \[8, 3\] or larger, found \[7, 6\]"):
         CenterCrop("image", size=(8, 3))(change({"image": image}))
-    with pytest.raises(SchemaError, match="3 channels"):
-        GrayScale("image")(change({"image": image[..., :1]}))
+    assert_raises(SchemaError, "3 channels", GrayScale("image"), change({"image": image[..., :1]}))
 
 
 def test_rows_are_stored_as_bytes_in_every_storage(tmp_path: Any) -> None:
@@ -267,14 +262,11 @@ def test_rows_that_are_not_what_was_said_are_refused() -> None:
     compress = Compress("pixels", shape=(2,))
     buffer = ReplayBuffer(ArrayStorage(9), transform=compress, batch_size=4)
     for wrong in (np.zeros((3, 4), np.uint8), np.zeros((3, 2), np.int8)):
-        with pytest.raises(SchemaError, match=r"'pixels': expected rows of uint8 \[2\]"):
-            buffer.extend({"pixels": wrong})
+        assert_raises(SchemaError, r"'pixels': expected rows of uint8 \[2\]", buffer.extend, {"pixels": wrong})
     assert not len(buffer)
     for value, says in ((b"no", "expected packed bytes"), (compress.pack(b"abc"), "expected 2 bytes, found 3")):
-        with pytest.raises(DataError, match=f"row 0: {says}"):
-            compress({"pixels": [value]})
-    with pytest.raises(SchemaError, match="rows of bytes"):
-        compress({"pixels": np.zeros(3)})
+        assert_raises(DataError, f"row 0: {says}", compress, {"pixels": [value]})
+    assert_raises(SchemaError, "rows of bytes", compress, {"pixels": np.zeros(3)})
     plain = Compress("pixels", shape=(2,), pack=lambda given: given[::-1], unpack=lambda given: given[::-1])
     assert plain.inverse({"pixels": np.array([1, 2], np.uint8)})["pixels"] == b"\x02\x01"
     for options in ({"shape": (0,)}, {"shape": 3}, {"shape": (2,), "level": 10}, {"shape": (2,), "pack": bytes}):

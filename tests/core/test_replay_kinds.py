@@ -27,6 +27,7 @@ from mouse_core.replay import (
     ReplayBufferEnsemble,
     SliceSampler,
 )
+from tests.raising import assert_raises
 
 KINDS = ["list", "array", "memmap"]
 RAGGED: list[Any] = ["tokens", ("frames", "points")]
@@ -244,14 +245,11 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
     found = Pad(("next", "x"), length=3, side="left", truncate=True)(batch)["next"]
     assert found["x"].tolist() == [[[2, 3, 4], [0, 0, 0]]]
     assert found["x_mask"].tolist() == [[[True] * 3, [False, False, True]]]
-    with pytest.raises(DataError, match="up to 3, found length 5"):
-        Pad(length=3)(batch)
-    with pytest.raises(DataError, match="pad with"):
-        Pad(value=0.5)(batch)
+    assert_raises(DataError, "up to 3, found length 5", Pad(length=3), batch)
+    assert_raises(DataError, "pad with", Pad(value=0.5), batch)
     with pytest.raises(SchemaError, match="text must become numbers"):
         Pad("t")({"t": np.array(["a", "bb"], object), "index": np.zeros(2, np.int64)})
-    with pytest.raises(ConfigError, match="length"):
-        Pad(length=0)
+    assert_raises(ConfigError, "length", Pad, length=0)
     assert Pad()(batch)["next"]["x"].shape == (1, 2, 5)
 
 
@@ -281,8 +279,7 @@ def test_what_does_not_fit_changes_nothing(kind: str, tmp_path: Path) -> None:
 def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
     storage = ArrayStorage(9)
     storage.append({"x": np.zeros(3)}, one=True)
-    with pytest.raises(SchemaError, match=r"pass ragged=\['x'\]"):
-        storage.append([{"x": np.zeros(3)}, {"x": np.zeros(4)}])
+    assert_raises(SchemaError, r"pass ragged=\['x'\]", storage.append, [{"x": np.zeros(3)}, {"x": np.zeros(4)}])
     with pytest.raises(ConfigError, match="ragged: expected fields among"):
         ArrayStorage(9, ragged=["y"]).append({"x": np.zeros(3)}, one=True)
 
@@ -297,13 +294,11 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
         lambda: buffer.extend({"x": np.zeros((4, 2, 2)), "n": np.zeros(4, int)}),
         lambda: buffer.extend([{"x": np.zeros((1, 2)), "n": 0}, {"x": np.zeros((2, 2)), "n": 0}]),
     ):
-        with pytest.raises(SchemaError, match=says):
-            write()
+        assert_raises(SchemaError, says, write)
     with pytest.raises(SchemaError, match=r"ragged=.*ListStorage"):
         buffer.extend({"x": [[[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]], "n": np.zeros(2, int)})
     for other in (np.zeros((1, 3)), np.zeros(1)):  # no such field would take these either
-        with pytest.raises(SchemaError, match=r"found .*; ListStorage accepts any"):
-            buffer.append({"x": other, "n": 0})
+        assert_raises(SchemaError, r"found .*; ListStorage accepts any", buffer.append, {"x": other, "n": 0})
     assert len(buffer) == 1
 
 
@@ -311,8 +306,7 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
 def test_a_single_row_hears_how_it_is_written(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, 9, tmp_path))
     buffer.append({"x": np.zeros(3)})
-    with pytest.raises(SchemaError, match=r"'x'.*found \[3\]; to write one row, pass \[row\]"):
-        buffer.extend({"x": np.zeros(3)})
+    assert_raises(SchemaError, r"'x'.*found \[3\]; to write one row, pass \[row\]", buffer.extend, {"x": np.zeros(3)})
     assert buffer.extend([{"x": np.zeros(3)}]).tolist() == [1]
 
 
@@ -329,8 +323,7 @@ def test_files_of_a_later_format_are_refused_by_name(tmp_path: Path) -> None:
     MemmapStorage(9, tmp_path / "m").append([{"t": "a"}])
     schema = tmp_path / "m" / "schema"
     schema.write_text(json.dumps({**json.loads(schema.read_text()), "format": 3}))
-    with pytest.raises(StateError, match="found 3; a newer mouse-data"):
-        MemmapStorage(9, tmp_path / "m")
+    assert_raises(StateError, "found 3; a newer mouse-data", MemmapStorage, 9, tmp_path / "m")
 
 
 def test_damaged_states_are_refused() -> None:
@@ -344,8 +337,7 @@ def test_damaged_states_are_refused() -> None:
     ):
         state = pickle.loads(pickle.dumps(storage.state()))
         state["columns"][place][part] = value
-        with pytest.raises(StateError, match=r"'[tx]'"):
-            storage.load(state)
+        assert_raises(StateError, r"'[tx]'", storage.load, state)
         assert storage.get(np.arange(2))["t"].tolist() == ["é", "bb"]
 
 
@@ -439,6 +431,5 @@ def test_no_transform_makes_data_of_what_a_mask_hides(kind: str, tmp_path: Path)
         lambda: buffer.append({"x": images[0]}),
         lambda: buffer.check_extend({"x": images}),
     ):
-        with pytest.raises(DataError, match="expected a value, found a masked value"):
-            write()
+        assert_raises(DataError, "expected a value, found a masked value", write)
     assert len(buffer) == 0

@@ -33,6 +33,7 @@ from mouse_core.replay import (
 from tests.core.replay_cases import SAMPLERS
 from tests.core.replay_writer import checksums, rows_of
 from tests.programs import run_module
+from tests.raising import assert_raises
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,8 +190,7 @@ def test_each_sees_what_the_other_writes(tmp_path: Path) -> None:
     one[3] = {"a": 77}
     np.testing.assert_array_equal(other[:]["a"], [10, 11, 2, 77, 4, 5, 6, 7, 8, 9])
     other.empty()
-    with pytest.raises(ConfigError, match="empty"):
-        one.sample()
+    assert_raises(ConfigError, "empty", one.sample)
     one.append({"a": 5})
     assert set(other.sample()["a"].tolist()) == {5}
 
@@ -316,8 +316,7 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
     for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
         with pytest.raises(ConfigError, match=r"expected a buffer of \(capacity, ndim, alignment\)"):
             MemmapStorage(arguments[0], tmp_path / "m", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="capacity: expected a capacity, since no"):
-        MemmapStorage(None, tmp_path / "new")
+    assert_raises(ConfigError, "capacity: expected a capacity, since no", MemmapStorage, None, tmp_path / "new")
     with pytest.raises(StorageError):
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")
 
@@ -343,8 +342,7 @@ def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None
         schema.write_text(
             json.dumps({"structure": {"dict": [["a", ["a"]]]}, "num_envs": 1, "fields": [["a", kind, shape]]})
         )
-        with pytest.raises(StateError, match="m/"):
-            MemmapStorage(12, tmp_path / "m")
+        assert_raises(StateError, "m/", MemmapStorage, 12, tmp_path / "m")
     buffer = ReplayBuffer(ArrayStorage(12))
     buffer.extend({"a": np.arange(3)})
     buffer.dumps(tmp_path / "saved")
@@ -358,8 +356,7 @@ def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None
         text = content[-length:].replace(*edit)
         head = struct.pack("<8sQQ", content[:8], len(text), checksum(text))
         (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
-        with pytest.raises(StateError, match=r"edited: (expected|cannot decode)"):
-            buffer.loads(tmp_path / "edited")
+        assert_raises(StateError, r"edited: (expected|cannot decode)", buffer.loads, tmp_path / "edited")
     assert buffer[:]["a"].tolist() == [0, 1, 2]
 
 

@@ -36,6 +36,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
+from tests.raising import assert_raises
 
 
 def rows(n: int, first: int = 0) -> dict[str, Any]:
@@ -113,8 +114,7 @@ def test_priorities_of_rows_that_are_gone_are_left_out() -> None:
         buffer.update_priority([-1], [1.0], [0])
     with pytest.raises(ConfigError, match="generations=True"):
         prioritized().update_priority(batch["index"], np.ones(10), batch["generation"])
-    with pytest.raises(SchemaError, match="generation"):
-        ReplayBuffer(generations=True).append({"generation": 3})
+    assert_raises(SchemaError, "generation", ReplayBuffer(generations=True).append, {"generation": 3})
 
 
 def test_slices_and_what_lies_behind_rows_have_generations() -> None:
@@ -158,8 +158,7 @@ def test_rows_are_updated_where_they_are_there(kind: str, tmp_path: Path) -> Non
         ({"other": np.zeros(6)}, MissingFieldError, "found the field 'other'"),
         ({"reward": np.zeros(5)}, DataError, "expected 6 values"),
     ):
-        with pytest.raises(error, match=message):
-            buffer.update_if_present(index, generation, fields)
+        assert_raises(error, message, buffer.update_if_present, index, generation, fields)
     assert [buffer[slot]["reward"] for slot in range(6)] == found
 
 
@@ -193,8 +192,7 @@ def test_generations_are_saved_and_follow_a_store(tmp_path: Path) -> None:
     plain.load_state_dict(buffer.state_dict())
     state = buffer.state_dict()
     for wrong in ({"counts": np.array([-1])}, {"counts": np.zeros((2, 2), int)}, 5):
-        with pytest.raises(StateError, match="generations"):
-            again.load_state_dict({**state, "generations": wrong})
+        assert_raises(StateError, "generations", again.load_state_dict, {**state, "generations": wrong})
     copied = pickle.loads(pickle.dumps(buffer))
     assert copied.generation_of(1) == buffer.generation_of(1) == 1
     store = _store()
@@ -271,12 +269,9 @@ def _store() -> DatasetStore:
 def test_parts_that_do_not_go_together_change_nothing() -> None:
     buffer = ReplayBuffer(ArrayStorage(8), SliceSampler(sequence_length=2, end_key="done"), batch_size=4)
     buffer.extend(rows(8))
-    with pytest.raises(ConfigError, match="keeps the order"):
-        buffer.with_parts(writer=MaxValueWriter("reward"))
-    with pytest.raises(ConfigError, match="for 'outgoing' rows"):
-        buffer.with_parts(transform=NextView(takes="arrived"))
-    with pytest.raises(ConfigError, match="sampler"):
-        buffer.with_parts(sampler=3)
+    assert_raises(ConfigError, "keeps the order", buffer.with_parts, writer=MaxValueWriter("reward"))
+    assert_raises(ConfigError, "for 'outgoing' rows", buffer.with_parts, transform=NextView(takes="arrived"))
+    assert_raises(ConfigError, "sampler", buffer.with_parts, sampler=3)
     best = buffer.with_parts(sampler=SamplerWithoutReplacement(), writer=MaxValueWriter("reward"))
     assert best.extend(rows(4, 100)).tolist() == [0, 1, 2, 3]
     assert best.sample()["row"].shape == (4,)
@@ -292,8 +287,7 @@ def test_all_rows_get_a_new_field(n: int) -> None:
     buffer[:] = {**found, "advantage": found["reward"] * 2, "note": [str(row) for row in found["row"]]}
     assert buffer[:]["advantage"].tolist() == (found["reward"] * 2).tolist()
     assert buffer[:]["row"].tolist() == found["row"].tolist()
-    with pytest.raises(SchemaError, match="advantage"):
-        buffer.extend(rows(1, n))
+    assert_raises(SchemaError, "advantage", buffer.extend, rows(1, n))
     buffer.extend({**rows(2, n), "advantage": np.array([5.0, 6.0]), "note": ["a", "b"]})
     batch = buffer.sample(20)
     assert batch["note"] == [{n: "a", n + 1: "b"}.get(row, str(row)) for row in batch["row"].tolist()]
@@ -320,10 +314,8 @@ def test_axes_by_their_names() -> None:
     flat.extend({"row": grid[:, :, 0]}, names=["env", "time"])
     assert flat[:]["row"].reshape(4, 2).T.tolist() == grid[:, :, 0].tolist()
     for names in (("env", "step"), "time", ("time", "time")):
-        with pytest.raises(ConfigError, match="including 'time'"):
-            flat.extend({"row": grid[:, :, 0]}, names=names)
-    with pytest.raises(ConfigError, match="ndim=1"):
-        ReplayBuffer(ArrayStorage(4)).extend({"row": np.arange(3)}, names=["time"])
+        assert_raises(ConfigError, "including 'time'", flat.extend, {"row": grid[:, :, 0]}, names=names)
+    assert_raises(ConfigError, "ndim=1", ReplayBuffer(ArrayStorage(4)).extend, {"row": np.arange(3)}, names=["time"])
 
 
 def test_a_capacity_of_100_for_3_environments() -> None:
@@ -354,8 +346,7 @@ def test_one_priority_of_several(reduction: str, expected: list[float]) -> None:
     mixed = ReplayBufferEnsemble(buffer)
     mixed.update_priority([1, 0], errors, [0, 0])
     assert weights(buffer) == [*expected[::-1], 1.0]
-    with pytest.raises(ConfigError, match="priority_reduction"):
-        ReplayBuffer(priority_reduction="most")
+    assert_raises(ConfigError, "priority_reduction", ReplayBuffer, priority_reduction="most")
 
 
 def test_rows_go_to_the_members_they_name() -> None:
@@ -378,8 +369,7 @@ def test_rows_go_to_the_members_they_name() -> None:
         ({"row": np.zeros(3)}, [0, 1, 0], SchemaError, "expected the fields"),
         (rows(3), "nowhere", MissingFieldError, "nowhere"),
     ):
-        with pytest.raises(error, match=message):
-            named.extend(wrong, ids)
+        assert_raises(error, message, named.extend, wrong, ids)
         assert [len(member) for member in named.buffers] == sizes
     # The first member would take them, and the second does not: neither has.
     half = ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), named.buffers[1])
@@ -390,12 +380,10 @@ def test_rows_go_to_the_members_they_name() -> None:
         half = ReplayBufferEnsemble(
             ReplayBuffer(ArrayStorage(9)), ReplayBuffer(ArrayStorage(9), writer=MaxValueWriter("rank"))
         )
-        with pytest.raises(error, match="rank"):
-            half.extend({"row": np.arange(2), **rank}, [0, 1])
+        assert_raises(error, "rank", half.extend, {"row": np.arange(2), **rank}, [0, 1])
         assert len(half.buffers[0]) == 0
     vector = ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(6, ndim=2)), ReplayBuffer(ArrayStorage(6)))
-    with pytest.raises(ConfigError, match="ndim=1"):
-        vector.extend(rows(2), [0, 1])
+    assert_raises(ConfigError, "ndim=1", vector.extend, rows(2), [0, 1])
 
 
 def test_a_batch_of_few_members_out_of_many() -> None:
@@ -450,8 +438,7 @@ def test_running_means_go_on_in_other_parts() -> None:
     batch = other.sample()
     expected = (other[batch["index"]]["reward"] - counted.mean()) / counted.std()
     np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5)
-    with pytest.raises(ConfigError, match="one storage"):
-        buffer.with_parts(storage=ArrayStorage(3))
+    assert_raises(ConfigError, "one storage", buffer.with_parts, storage=ArrayStorage(3))
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])

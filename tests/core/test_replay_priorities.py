@@ -28,6 +28,7 @@ from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.replay.writers import MaxValueWriter
 from tests.core.statistics import check_frequencies
+from tests.raising import assert_raises
 
 
 def key(number: int, seed: int = 5) -> Key:
@@ -213,8 +214,7 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
                 ([0.5], [5.0], ConfigError),
                 ([0], ["much"], DataError),
             ):
-                with pytest.raises(error, match="expected"):
-                    buffer.update_priority(index, value)
+                assert_raises(error, "expected", buffer.update_priority, index, value)
         else:
             buffer.empty()
             model = Model(alpha, 1e-3)
@@ -269,8 +269,7 @@ def test_beta_follows_a_schedule() -> None:
     batch = buffer.sample()
     np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 0, 1.0, 0.5), rtol=1e-6)
     sampler.beta = lambda sample: -1.0
-    with pytest.raises(ConfigError, match="beta: expected a number of 0 or more"):
-        buffer.sample()
+    assert_raises(ConfigError, "beta: expected a number of 0 or more", buffer.sample)
 
 
 def test_a_priority_of_nothing_at_all_is_never_drawn() -> None:
@@ -281,26 +280,21 @@ def test_a_priority_of_nothing_at_all_is_never_drawn() -> None:
     assert set(batch["index"].tolist()) == {1, 2}
     np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 1, 1.0, 0.5))
     buffer.update_priority(np.arange(3), np.zeros(3))
-    with pytest.raises(ConfigError, match="priority above 0"):
-        buffer.sample()
+    assert_raises(ConfigError, "priority above 0", buffer.sample)
 
 
 def test_what_is_wrong_is_refused() -> None:
     for options in ({"alpha": -1}, {"beta": -0.1}, {"eps": np.nan}, {"alpha": "high"}, {"beta": np.inf}):
-        with pytest.raises(ConfigError, match="expected a number of 0 or more"):
-            PrioritizedSampler(**options)
+        assert_raises(ConfigError, "expected a number of 0 or more", PrioritizedSampler, **options)
     for wrong, words in (
         ({"alpha": 8.5}, "alpha: expected a number up to 8"),
         ({"eps": 1e-31}, r"eps: expected 0 or a"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            PrioritizedSampler(**wrong)
+        assert_raises(ConfigError, words, PrioritizedSampler, **wrong)
     for arguments in ((0.0, np.inf, 3), (0.0, 1.0, 0)):
-        with pytest.raises(ConfigError, match="LinearSchedule: "):
-            LinearSchedule(*arguments)
+        assert_raises(ConfigError, "LinearSchedule: ", LinearSchedule, *arguments)
     buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(), batch_size=2)
-    with pytest.raises(ConfigError, match="found an empty buffer"):
-        buffer.sample()
+    assert_raises(ConfigError, "found an empty buffer", buffer.sample)
     buffer.extend(rows_of(0, 8))
     sampler: Any = buffer.sampler
     state = sampler.state_dict()
@@ -315,11 +309,9 @@ def test_what_is_wrong_is_refused() -> None:
         {"config": "PrioritizedSampler(alpha=0.5, beta=a number, eps=1e-08)"},
         {"more": 1},
     ):
-        with pytest.raises(StateError, match="sampler: expected"):
-            sampler.load_state_dict({**state, **change})
+        assert_raises(StateError, "sampler: expected", sampler.load_state_dict, {**state, **change})
         np.testing.assert_array_equal(weights_in(buffer), before)
-    with pytest.raises(StateError, match="sampler: expected"):
-        sampler.load_state_dict({})
+    assert_raises(StateError, "sampler: expected", sampler.load_state_dict, {})
     annealed = PrioritizedSampler(beta=LinearSchedule(0.4, 1.0, samples=9))
     with pytest.raises(StateError, match=r"with the arguments .*beta=a number.*found .*beta=a schedule"):
         sampler.load_state_dict(annealed.state_dict())
@@ -448,8 +440,7 @@ def test_priorities_may_have_an_axis_of_one_behind() -> None:
     buffer.update_priority(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2, 1))
     assert buffer.sampler.weights_at(buffer.storage, slice(0, 6)).tolist() == list(range(6))  # type: ignore[attr-defined]
     for wrong in (np.ones((8, 2)), np.ones((1, 8)), np.ones(1)):
-        with pytest.raises(ConfigError, match="shape of the index"):
-            buffer.update_priority(np.arange(8), wrong)
+        assert_raises(ConfigError, "shape of the index", buffer.update_priority, np.arange(8), wrong)
 
 
 HIDDEN = np.ma.masked_array(np.arange(4), [False, True, False, False])
@@ -472,8 +463,7 @@ def test_what_a_mask_hides_is_neither_an_index_nor_a_priority() -> None:
         lambda: ensemble.update_priority({"index": rows, "buffer_ids": np.zeros(4, int), "td_error": HIDDEN}),
         lambda: ensemble.update_priority({"index": HIDDEN, "buffer_ids": np.zeros(4, int), "td_error": ones}),
     ):
-        with pytest.raises(DataError, match="expected a value, found a masked value"):
-            call()
+        assert_raises(DataError, "expected a value, found a masked value", call)
     assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
 
 

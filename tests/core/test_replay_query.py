@@ -18,6 +18,7 @@ from mouse_core.replay import (
     query,
 )
 from mouse_core.testing import example_store
+from tests.raising import assert_raises
 
 
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(1, 12), st.integers(0, 99))
@@ -94,14 +95,11 @@ def test_what_has_no_episodes_is_refused() -> None:
     plain.extend({"x": np.arange(3)})
     with pytest.raises(MissingFieldError):
         query(plain)
-    with pytest.raises(ConfigError, match="expected a replay buffer"):
-        query(ReplayBufferEnsemble(plain))
+    assert_raises(ConfigError, "expected a replay buffer", query, ReplayBufferEnsemble(plain))
     with pytest.raises(ConfigError, match="in the order of writing"):
         query(ReplayBuffer(ArrayStorage(9), writer=MaxValueWriter("x")))
     ended = ReplayBuffer(ArrayStorage(9))
     ended.extend({"x": np.arange(3), "last": np.array([0, 1, 0])})
     assert [index.tolist() for index in query(ended, end_key="last")] == [[0, 1], [2]]
-    with pytest.raises(MissingFieldError, match="'y'"):
-        query(ended, bool, fields=["y"], end_key="last")
-    with pytest.raises(ConfigError, match="expected a function"):
-        query(ended, 3, end_key="last")  # type: ignore[arg-type]
+    assert_raises(MissingFieldError, "'y'", query, ended, bool, fields=["y"], end_key="last")
+    assert_raises(ConfigError, "expected a function", query, ended, 3, end_key="last")

@@ -19,6 +19,7 @@ from mouse_core.replay import (
 )
 from mouse_core.testing import example_columns
 from tests.core.replay_cases import SAMPLERS
+from tests.raising import assert_raises
 
 ROWS = 600
 CUTS = (40, 41, 90, 300, 301, ROWS)
@@ -98,8 +99,7 @@ def test_a_state_brings_back_the_rows_of_its_time(sampler: str) -> None:
                     np.testing.assert_array_equal(found[name], values, name)
             other.refresh()
             assert len(other) == ROWS
-    with pytest.raises(StateError, match="expected a state of 1 to 100 rows, found 350"):
-        fewer.load_state_dict(states[2])
+    assert_raises(StateError, "expected a state of 1 to 100 rows, found 350", fewer.load_state_dict, states[2])
     assert len(fewer) == 100
 
 
@@ -118,8 +118,7 @@ def test_rows_that_the_store_forgot_are_gone_and_no_priority_is_known() -> None:
     np.testing.assert_array_equal(batch["reward"], 200 + batch["index"])
     store.clear()
     buffer.refresh()
-    with pytest.raises(ConfigError, match="found an empty buffer"):
-        buffer.sample()
+    assert_raises(ConfigError, "found an empty buffer", buffer.sample)
     store.extend(columns(0, 10))
     buffer.refresh()
     assert set(buffer.sample()["index"].tolist()) == set(range(10))
@@ -224,8 +223,7 @@ def test_an_ensemble_refreshes_the_members_that_have_a_store() -> None:
     mixed.refresh()
     assert len(mixed) == 10 + 70 + 50
     mixed.sample()
-    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore"):
-        ReplayBufferEnsemble(fresh).refresh()
+    assert_raises(ConfigError, "refresh: expected a buffer over a DatasetStore", ReplayBufferEnsemble(fresh).refresh)
 
 
 @pytest.mark.parametrize("kind", ["rows", "snapshot", "copy", "dataset"])
@@ -237,8 +235,7 @@ def test_without_a_store_there_is_nothing_to_refresh_from(kind: str) -> None:
     if kind == "copy":
         buffer = pickle.loads(pickle.dumps(buffer))
         assert len(buffer) == 50
-    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore, found a buffer over"):
-        buffer.refresh()
+    assert_raises(ConfigError, "refresh: expected a buffer over a DatasetStore, found a buffer over", buffer.refresh)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,6 +12,7 @@ from mouse_core.replay import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.storages.array import ArrayStorage
 from tests.core.statistics import check_frequencies
+from tests.raising import assert_raises
 
 
 def buffer_of(sampler: Any, batch_size: int, rows: int, capacity: int | None = None, seed: int = 0) -> ReplayBuffer:
@@ -26,8 +27,7 @@ def test_every_row_comes_equally_often() -> None:
     drawn = np.concatenate([buffer.sample()["row"] for _ in range(40)])
     assert set(drawn.tolist()) == set(range(30, 130))
     check_frequencies(np.bincount(drawn - 30), np.full(100, 0.01))
-    with pytest.raises(ConfigError, match="found an empty buffer"):
-        buffer_of(RandomSampler(), 4, rows=0, capacity=4).sample()
+    assert_raises(ConfigError, "found an empty buffer", buffer_of(RandomSampler(), 4, rows=0, capacity=4).sample)
     with pytest.raises(StateError, match="sampler: expected the state of a RandomSampler"):
         RandomSampler().load_state_dict({"rows": 3})
 
@@ -55,10 +55,9 @@ def test_an_epoch_has_every_row_once(
 
     buffer = make(3)
     if batch > rows:
-        with pytest.raises(
-            ConfigError, match=f"at most {rows} rows, the size of the buffer, in a batch without replacement"
-        ):
-            buffer.sample()
+        assert_raises(
+            ConfigError, f"at most {rows} rows, the size of the buffer, in a batch without replacement", buffer.sample
+        )
         return
     per_epoch = rows // batch if drop_last else -(-rows // batch)
     every = list(range(overwritten, overwritten + rows))
@@ -103,8 +102,7 @@ def test_states_that_cannot_be() -> None:
     sampler: Any = buffer.sampler
     state = sampler.state_dict()
     for change in ({"position": -1}, {"rows": True}, {"config": "other"}, {"more": 1}, {"position": 11}):
-        with pytest.raises(StateError, match="sampler: expected"):
-            sampler.load_state_dict({**state, **change})
+        assert_raises(StateError, "sampler: expected", sampler.load_state_dict, {**state, **change})
     assert sampler.state_dict() == state
 
 

@@ -15,6 +15,7 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.storages.array import ArrayStorage
 from tests.core.statistics import check_frequencies
+from tests.raising import assert_raises
 
 
 class World:
@@ -194,8 +195,7 @@ def test_slices_lie_in_one_episode_whatever_happens(
         tiles = sum(len(one) // length if strict else -(-len(one) // length) for one in stretches)
         fits = any(len(one) >= length for one in stretches) or not strict
         if not fits or (not replacement and tiles < 3):
-            with pytest.raises(ConfigError, match="slices"):
-                buffer.sample()
+            assert_raises(ConfigError, "slices", buffer.sample)
             continue
         batch = buffer.sample()
         check_slices(batch, world, capacity, length, options, tiled=not replacement)
@@ -360,8 +360,7 @@ def test_an_epoch_has_every_slice_once(
         if not strict or place + length <= steps
     ]
     if len(every) < batch:
-        with pytest.raises(ConfigError, match="slices"):
-            buffer.sample()
+        assert_raises(ConfigError, "slices", buffer.sample)
         return
     per_epoch = len(every) // batch if drop_last else -(-len(every) // batch)
     orders = []
@@ -414,8 +413,7 @@ def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str |
     buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=20)
     buffer.extend(rows)
     if there is None:
-        with pytest.raises(MissingFieldError, match="expected end_key=, truncated_key= or traj_key="):
-            buffer.sample()
+        assert_raises(MissingFieldError, "expected end_key=, truncated_key= or traj_key=", buffer.sample)
         return
     assert set(buffer.sample()["row"][:, 0].tolist()) == {0, 5, 10, 15}
 
@@ -469,10 +467,8 @@ def test_fields_that_do_not_serve() -> None:
 
     with pytest.raises(SchemaError, match="'x': expected one value per row, found rows of shape \\[2\\]"):
         sampled(np.zeros((20, 2)), end_key="x")
-    with pytest.raises(SchemaError, match=r"'x': expected integers, found 0\.5"):
-        sampled(np.full(20, 0.5), traj_key="x")
-    with pytest.raises(MissingFieldError, match="end"):
-        sampled(np.zeros(20), end_key="end")
+    assert_raises(SchemaError, r"'x': expected integers, found 0\.5", sampled, np.full(20, 0.5), traj_key="x")
+    assert_raises(MissingFieldError, "end", sampled, np.zeros(20), end_key="end")
     sampled(np.zeros(20), traj_key="x")
 
 
@@ -490,26 +486,21 @@ def test_fields_that_do_not_serve() -> None:
     ],
 )
 def test_arguments_that_cannot_be(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        SliceSampler(**options)
+    assert_raises(ConfigError, says, SliceSampler, **options)
 
 
 def test_batches_that_cannot_be() -> None:
     buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=6, pad=False), batch_size=4)
-    with pytest.raises(ConfigError, match="found an empty buffer"):
-        buffer.sample()
+    assert_raises(ConfigError, "found an empty buffer", buffer.sample)
     buffer.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found episodes of at most 5 steps"):
-        buffer.sample()
+    assert_raises(ConfigError, "an episode of at least 6 steps, found episodes of at most 5 steps", buffer.sample)
     cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
     cut.extend({"done": np.zeros(5, np.bool_)})
     cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
-    with pytest.raises(ConfigError, match=r"expected a row .* \(period 4\) with 4 steps after it, found none"):
-        cut.sample()
+    assert_raises(ConfigError, r"expected a row .* \(period 4\) with 4 steps after it, found none", cut.sample)
     few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
     few.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match=r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5"):
-        few.sample()
+    assert_raises(ConfigError, r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5", few.sample)
     assert few.sample(4)["index"].shape == (4, 5)
 
 
@@ -546,8 +537,7 @@ def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dic
     says = r"'episode' recur after other values: do rows of several env.*ndim=2"
     strict = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4, pad=False), batch_size=2)
     strict.extend({"episode": np.arange(rows) % 6, **more})
-    with pytest.raises(ConfigError, match=says):
-        strict.sample()
+    assert_raises(ConfigError, says, strict.sample)
     padded = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4), batch_size=2)
     padded.extend({"episode": np.arange(rows) % 6, **more})
     with pytest.warns(UserWarning, match=says):

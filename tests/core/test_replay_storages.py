@@ -12,6 +12,7 @@ from mouse_core.nested import flatten, map_tree
 from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer, Storage
 from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance, example_columns, example_store
+from tests.raising import assert_raises
 
 
 class TestArrayStorage(StorageConformance):
@@ -222,10 +223,8 @@ def test_wrapped_arrays_need_not_be_contiguous_or_writable() -> None:
     np.testing.assert_array_equal(found["c"], base[::-1, 1][[7, 2]])
     assert not storage.writable
     for change in (lambda: storage.append({}), lambda: storage.empty(), lambda: storage.put(np.array([0]), {})):
-        with pytest.raises(ConfigError, match="read-only"):
-            change()
-    with pytest.raises(ConfigError, match="ImmutableWriter"):
-        ReplayBuffer(storage).append({})
+        assert_raises(ConfigError, "read-only", change)
+    assert_raises(ConfigError, "ImmutableWriter", ReplayBuffer(storage).append, {})
 
 
 def test_wrapped_arrays_of_environments() -> None:
@@ -247,11 +246,9 @@ def test_wrapped_arrays_of_environments() -> None:
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ArrayStorage(**arguments)
+    assert_raises(ConfigError, message, ArrayStorage, **arguments)
     if "arrays" not in arguments and arguments["capacity"] is not None:
-        with pytest.raises(ConfigError, match=message):
-            MemmapStorage(path=tmp_path / "m", **arguments)
+        assert_raises(ConfigError, message, MemmapStorage, path=tmp_path / "m", **arguments)
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
@@ -282,8 +279,7 @@ def test_python_numbers_take_the_dtype_of_their_field(kind: str, tmp_path: Path)
         ({"v": (1.0, 2.0)}, SchemaError),
     ):
         row = {"x": 1.0, "n": 1, "done": True, "v": [0, 0], **bad}
-        with pytest.raises(error, match=f"{next(iter(bad))!r}|fields"):
-            storage.append(row, one=True)
+        assert_raises(error, f"{next(iter(bad))!r}|fields", storage.append, row, one=True)
         with pytest.raises(error):
             storage.append([{"x": 1.0, "n": 1, "done": True, "v": [0, 0]}, row])
     assert (len(storage), storage.written) == (3, 3)
@@ -310,8 +306,7 @@ def test_python_numbers_take_the_dtype_of_their_field(kind: str, tmp_path: Path)
 )
 def test_first_rows_that_cannot_be_stored(rows: Any, error: type[Exception]) -> None:
     storage = ArrayStorage(5)
-    with pytest.raises(error, match="expected"):
-        storage.append(rows)
+    assert_raises(error, "expected", storage.append, rows)
     assert (len(storage), storage.keys) == (0, [])
     storage.append({"anything": np.zeros(2)})
 
@@ -346,8 +341,7 @@ def test_a_store_is_a_storage_as_it_stands() -> None:
             lambda buffer=buffer: buffer.empty(),
             lambda buffer=buffer: buffer.__setitem__(0, {}),
         ):
-            with pytest.raises(ConfigError, match="expected a writable buffer"):
-                change()
+            assert_raises(ConfigError, "expected a writable buffer", change)
 
 
 def test_a_buffer_over_a_store_sees_the_rows_of_its_beginning() -> None:
@@ -374,13 +368,11 @@ def test_a_buffer_over_a_store_sees_the_rows_of_its_beginning() -> None:
 
 def test_what_is_no_storage_is_refused() -> None:
     for thing in (5, "store", object(), {}, DatasetStore()):
-        with pytest.raises(ConfigError, match="storage: expected"):
-            ReplayBuffer(thing)
+        assert_raises(ConfigError, "storage: expected", ReplayBuffer, thing)
 
 
 @pytest.mark.parametrize("rows", [3, object(), {"obs": 1.5}])
 def test_many_rows_in_a_list_storage_are_a_list_or_arrays(rows: Any) -> None:
     buffer = ReplayBuffer(ListStorage(10))
-    with pytest.raises(DataError, match=r"rows: expected a list of rows, or arrays \[n, \.\.\.\], found "):
-        buffer.extend(rows)
+    assert_raises(DataError, r"rows: expected a list of rows, or arrays \[n, \.\.\.\], found ", buffer.extend, rows)
     assert len(buffer) == 0

@@ -16,6 +16,7 @@ import pytest
 from mouse_core import ConfigError, MouseError, StateError
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from tests.core.power_cut import Disk
+from tests.raising import assert_raises
 
 BOOT, FORMAT = 7 * 8, 7  # where the head says when the machine was started, and which format it has
 
@@ -86,8 +87,7 @@ def test_a_damaged_byte_is_an_error_that_names_the_file(kind: str, tmp_path: Pat
                 storage.verify()
             except StateError as error:
                 messages.append((str(error), path.name))
-                with pytest.raises(StateError, match="damaged"):
-                    storage.verify()
+                assert_raises(StateError, "damaged", storage.verify)
             shutil.rmtree(bad)
     assert len(messages) > 10
     for message, name in messages:
@@ -122,8 +122,7 @@ def test_a_row_with_its_checksum_in_the_place_of_another_is_an_error(kind: str, 
             content = path.read_bytes()
             size = len(content) // 40
             path.write_bytes(content[:size] * 2 + content[2 * size :])
-    with pytest.raises(StateError, match="expected row 1 to match its checksum"):
-        MemmapStorage(None, tmp_path / "m").verify()
+    assert_raises(StateError, "expected row 1 to match its checksum", MemmapStorage(None, tmp_path / "m").verify)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -255,8 +254,7 @@ def test_a_state_without_rows(tmp_path: Path) -> None:
 
 
 def test_another_sync_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sync: expected one of"):
-        MemmapStorage(40, tmp_path / "m", sync="always")  # type: ignore[arg-type]
+    assert_raises(ConfigError, "sync: expected one of", MemmapStorage, 40, tmp_path / "m", sync="always")
     assert not (tmp_path / "m").exists()
 
 

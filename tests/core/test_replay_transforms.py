@@ -32,6 +32,7 @@ from mouse_core.replay import (
     ToFloatImage,
 )
 from mouse_core.replay.transforms.compose import delivered_alignment
+from tests.raising import assert_raises
 
 KEY = Key(3, Purpose.WINDOWS, 5)
 
@@ -200,15 +201,9 @@ def test_flags_as_gymnasium_and_torchrl_give_them() -> None:
     gym = NStep(2, 1.0)({"reward": reward[..., 0], "terminated": terminated[..., 0], "truncated": truncated[..., 0]})
     np.testing.assert_array_equal(gym["terminated"], found["terminated"][..., 0])
     np.testing.assert_array_equal(gym["reward"], found["reward"][..., 0])
-
-
-def test_a_reward_that_is_not_there_is_not_summed() -> None:
     batch = {"reward": np.array([[1.0, np.nan]]), "done": np.zeros((1, 2), int), "mask": np.array([[True, False]])}
     assert NStep(2, 0.5)(batch)["reward"][0, 0] == 1.0
     assert ReturnsToGo(0.5)(batch)["return_to_go"].tolist() == [[1.0, 0.0]]
-
-
-def test_integers_sum_to_float32() -> None:
     batch = {"reward": np.array([[1, 2]]), "done": np.zeros((1, 2), int)}
     assert NStep(2, 0.5)(batch)["reward"].dtype == np.float32
 
@@ -262,8 +257,7 @@ def test_integers_sum_to_float32() -> None:
     ],
 )
 def test_arguments_that_cannot_be(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
+    assert_raises(ConfigError, says, make)
 
 
 def test_batches_that_n_step_refuses() -> None:
@@ -272,10 +266,8 @@ def test_batches_that_n_step_refuses() -> None:
         NStep(1, 0.5)({"done": good["done"]})
     with pytest.raises(MissingFieldError, match="expected a field 'done', or 'terminated' and 'truncated'"):
         NStep(1, 0.5)({"reward": good["reward"]})
-    with pytest.raises(SchemaError, match="expected slices"):
-        NStep(1, 0.5)({"reward": np.zeros(4), "done": np.zeros(4, int)})
-    with pytest.raises(SchemaError, match="'discount'"):
-        NStep(1, 0.5)({**good, "discount": np.zeros((1, 2))})
+    assert_raises(SchemaError, "expected slices", NStep(1, 0.5), {"reward": np.zeros(4), "done": np.zeros(4, int)})
+    assert_raises(SchemaError, "'discount'", NStep(1, 0.5), {**good, "discount": np.zeros((1, 2))})
 
 
 @given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
@@ -304,8 +296,7 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     )
     assert in_torch["return_to_go"].tolist() == [7, 6, 8]
     assert OnWrite(ReturnsToGo(0.5))({"reward": 1}) == {"reward": 1}
-    with pytest.raises(SchemaError, match="expected rows"):
-        OnWrite(ReturnsToGo()).inverse({"reward": 1.0, "done": 0})
+    assert_raises(SchemaError, "expected rows", OnWrite(ReturnsToGo()).inverse, {"reward": 1.0, "done": 0})
     with pytest.raises(SchemaError, match="as many rows as it receives"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
     assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
@@ -362,31 +353,23 @@ def test_what_follows_an_episode_is_no_next_observation(takes: Any) -> None:
     assert "index" not in found["next"]
 
 
-def test_steps_that_are_masked_are_no_transitions() -> None:
+def test_masked_steps_and_steps_behind_an_episode_are_no_transitions() -> None:
     batch = {"obs": np.arange(4.0)[None], "done": np.zeros((1, 4), int), "mask": np.array([[1, 1, 0, 0]], bool)}
     assert NextView()(batch)["mask"].tolist() == [[True, False, False, False]]
     assert NextView(takes="arrived")(batch)["mask"].tolist() == [[True, False, False]]
-
-
-def test_tuples_stay_tuples() -> None:
     batch = {"obs": (np.zeros((2, 3)), np.ones((2, 3))), "done": np.zeros((2, 3), int), "reward": np.ones((2, 3))}
     for transform in (Compose(NextView(), NStep(2, 0.5)), NextView(takes="arrived")):
         found = transform(batch)
         assert isinstance(found["obs"], tuple)
         assert isinstance(found["next"]["obs"], tuple)
     assert isinstance(Select("obs")(batch)["obs"], tuple)
-    with pytest.raises(SchemaError, match="all or none of the tuple 'obs'"):
-        Select(("obs", 1))(batch)
-
-
-def test_fields_without_a_next() -> None:
+    assert_raises(SchemaError, "all or none of the tuple 'obs'", Select(("obs", 1)), batch)
     batch = {"obs": np.zeros((2, 3)), "task": np.zeros((2, 3)), "done": np.zeros((2, 3), int), "slice": np.zeros(2)}
     found = NextView(keep=("task",), takes="arrived")(batch)
     assert found["next"].keys() == {"obs", "done"}
     assert found["task"].shape == (2, 2)
     assert found["slice"].shape == (2,)
-    with pytest.raises(SchemaError, match="expected rows without 'next'"):
-        NextView()(found)
+    assert_raises(SchemaError, "expected rows without 'next'", NextView(), found)
 
 
 def test_n_steps_of_arrived_rows_are_those_of_their_transitions() -> None:
@@ -516,8 +499,7 @@ def test_crops_of_slices_that_are_too_short() -> None:
         found = RandomTimeCrop(3)(batch, KEY.with_call(call))
         assert found["step"].tolist() == [[0, 1, 2]]
         assert found["mask"].tolist() == [[True, True, False]]
-    with pytest.raises(SchemaError, match="expected slices of at least 5 steps, found 4"):
-        RandomTimeCrop(5)(batch, KEY)
+    assert_raises(SchemaError, "expected slices of at least 5 steps, found 4", RandomTimeCrop(5), batch, KEY)
     with pytest.raises(SchemaError, match="contiguous steps"):
         RandomTimeCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
     with pytest.raises(SchemaError, match="expected slices"):
@@ -527,7 +509,7 @@ def test_crops_of_slices_that_are_too_short() -> None:
 BATCH = {"obs": np.zeros((2, 3)), "next": {"obs": np.ones((2, 3)), "reward": np.zeros(2)}, "index": np.arange(2)}
 
 
-def test_renaming_and_back() -> None:
+def test_renaming_selecting_excluding_and_casting() -> None:
     rename = Rename({"obs": ("observation", "state"), ("next", "obs"): "next_obs"})
     found = rename(BATCH)
     assert list(flatten(found)) == [("next", "reward"), "index", ("observation", "state"), "next_obs"]
@@ -541,28 +523,18 @@ def test_renaming_and_back() -> None:
     ted = {"done": np.zeros(2), "next": {"done": np.ones(2)}}
     assert flatten(kept.inverse(ted)).keys() == flatten(ted).keys()
     assert kept(Exclude("done")(ted))["done"].all()
-    with pytest.raises(
-        SchemaError, match=r"no field 'done' as the new name of \('next', 'done'\).*Exclude\('done'\) before"
-    ):
-        kept(ted)
+    assert_raises(
+        SchemaError, r"no field 'done' as the new name of \('next', 'done'\).*Exclude\('done'\) before", kept, ted
+    )
     assert Rename({"obs": "index", "index": "obs"}).inverse(BATCH)["obs"] is BATCH["index"]
-    with pytest.raises(MissingFieldError, match="Rename: expected a field 'action'"):
-        Rename({"action": "a"})(BATCH)
-    with pytest.raises(SchemaError, match="no field 'index'"):
-        Rename({"obs": "index"})(BATCH)
-
-
-def test_selecting_and_excluding() -> None:
+    assert_raises(MissingFieldError, "Rename: expected a field 'action'", Rename({"action": "a"}), BATCH)
+    assert_raises(SchemaError, "no field 'index'", Rename({"obs": "index"}), BATCH)
     assert list(flatten(Select(("next", "obs"))(BATCH))) == [("next", "obs"), "index"]
     assert list(flatten(Select("next", "obs")(BATCH))) == list(flatten(BATCH))
     assert list(flatten(Exclude("next")(BATCH))) == ["obs", "index"]
     assert list(flatten(Exclude(("next", "obs"), ("next", "reward"))(BATCH))) == ["obs", "index"]
     for transform in (Select("action"), Exclude(("next", "action"))):
-        with pytest.raises(MissingFieldError, match="expected a field"):
-            transform(BATCH)
-
-
-def test_casting() -> None:
+        assert_raises(MissingFieldError, "expected a field", transform, BATCH)
     cast = Cast({"obs": "float32"}, stored={"obs": "float16"}, every={"float64": "float32"})
     found = cast(BATCH)
     assert {key: str(values.dtype) for key, values in flatten(found).items()} == {
@@ -598,7 +570,7 @@ def test_resizing_is_what_torch_and_pillow_do(shape: tuple[int, int, int], size:
     np.testing.assert_array_equal(nearest.reshape(wanted.shape), wanted.numpy())
 
 
-def test_images_of_floats() -> None:
+def test_images_of_floats_and_what_is_no_image() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 6, 2), dtype=np.uint8)
     whole = Resize("image", size=(4, 3))({"image": pixels})["image"]
     assert Resize("image", size=(8, 6))({"image": pixels})["image"] is pixels
@@ -609,6 +581,9 @@ def test_images_of_floats() -> None:
     on_torch = ToFloatImage("image", channels="first")({"image": torch.from_numpy(whole)})["image"]
     np.testing.assert_array_equal(on_torch.numpy(), floats)
     assert ToFloatImage("image", dtype="float16")({"image": whole})["image"].dtype == np.float16
+    assert_raises(SchemaError, "expected images", Resize("image", size=(2, 2)), {"image": np.zeros((3, 3))})
+    with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
+        ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
 
 
 def test_rows_that_are_trajectories_are_cropped_or_refused() -> None:
@@ -626,16 +601,14 @@ def test_rows_that_are_trajectories_are_cropped_or_refused() -> None:
     np.testing.assert_array_equal(found["reward"][:, 0] // 100, found["index"])
     np.testing.assert_array_equal(found["hidden"], 5 * found["reward"][:, 0] - 15)
     for transform in (NextView(), NStep(2, 0.5), CatFrames("obs", frames=2)):
-        with pytest.raises(SchemaError, match=r"'done': expected one value per row.*complete trajectory"):
-            batch(transform)
+        assert_raises(SchemaError, r"'done': expected one value per row.*complete trajectory", batch, transform)
     with pytest.raises(SchemaError, match=r"whole trajectories.*found first axes \[\(6,\), \(6, 20\)\]"):
         batch(RandomTimeCrop(4), score=np.zeros(10))  # these may be single steps of 20 numbers
     single = ReplayBuffer(ArrayStorage(10), transform=[NextView(), RandomTimeCrop(1), NStep(2, 0.5)], batch_size=6)
     single.extend(
         {"obs": np.zeros((10, 2)), "reward": np.zeros(10), "done": np.zeros(10, bool), "action": np.zeros(10)}
     )
-    with pytest.raises(SchemaError, match="RandomTimeCrop: expected slices, found single rows"):
-        single.sample()
+    assert_raises(SchemaError, "RandomTimeCrop: expected slices, found single rows", single.sample)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
@@ -667,23 +640,13 @@ def test_channels_first(shape: tuple[int, ...], method: Any) -> None:
         np.testing.assert_array_equal(np.asarray(moved), last.astype(np.float32) / 255)
 
 
-def test_what_is_no_image() -> None:
-    with pytest.raises(SchemaError, match="expected images"):
-        Resize("image", size=(2, 2))({"image": np.zeros((3, 3))})
-    with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
-        ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
-
-
-def test_composing() -> None:
+def test_composing_and_the_random_numbers_of_each() -> None:
     double = Compose(lambda batch: {**batch, "x": batch["x"] * 2}, Compose(Rename({"x": "y"}), Select("y")))
     assert len(double.transforms) == 3
     assert double({"x": 2}) == {"y": 4}
     assert double.inverse({"y": 4}) == {"x": 4}
     undone = Compose(Cast(stored={"x": "int32"}), Rename({"x": "y"})).inverse({"y": np.int64(4)})
     assert undone["x"].dtype == np.int32
-
-
-def test_each_random_transform_has_numbers_of_its_own() -> None:
     calls = []
 
     class Drawing:
@@ -697,8 +660,7 @@ def test_each_random_transform_has_numbers_of_its_own() -> None:
     assert both.random
     both({}, KEY)
     assert calls == [KEY, KEY.with_call(2)]
-    with pytest.raises(ConfigError, match="expected a Key"):
-        both({})
+    assert_raises(ConfigError, "expected a Key", both, {})
 
 
 def test_alignments_must_fit() -> None:
@@ -749,8 +711,7 @@ def test_next_behind_hindsight_says_to_swap_them() -> None:
     buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
     goals = np.zeros((9, 2))
     buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
-    with pytest.raises(SchemaError, match="HindsightRelabel adds this field: put NextView before"):
-        buffer.sample()
+    assert_raises(SchemaError, "HindsightRelabel adds this field: put NextView before", buffer.sample)
 
 
 @pytest.mark.parametrize("transform", [NextView(), NStep(2, 0.5), ReturnsToGo(0.5)], ids=lambda one: type(one).__name__)
@@ -760,5 +721,4 @@ def test_codes_of_ones_own_are_refused(transform: Any, code: int) -> None:
     batch = {"obs": np.zeros((1, 3)), "action": np.zeros((1, 3)), "reward": np.ones((1, 3)), "done": np.zeros((1, 3))}
     transform(batch)
     batch["done"] = np.array([[0, code, 0]])
-    with pytest.raises(DataError, match=rf"'done'.*expected 0 \(alive\), 1 \(terminal\) and 2 .*found {code};"):
-        transform(batch)
+    assert_raises(DataError, rf"'done'.*expected 0 \(alive\), 1 \(terminal\) and 2 .*found {code};", transform, batch)

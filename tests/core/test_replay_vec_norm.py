@@ -27,6 +27,7 @@ from mouse_core.replay import (
 )
 from mouse_core.store import DatasetStore
 from mouse_core.testing import TransformConformance
+from tests.raising import assert_raises
 
 
 class TestVecNorm(TransformConformance):
@@ -191,8 +192,7 @@ def test_states_bring_the_numbers_back(tmp_path: Path) -> None:
     assert again.sample()["x"].tolist() == buffer.sample()["x"].tolist()
     assert other.normalizer["x"].centre == norm.normalizer["x"].centre == 89.5
     different, _ = made(eps=0.5)
-    with pytest.raises(StateError, match="eps"):
-        different.loads(tmp_path / "state")
+    assert_raises(StateError, "eps", different.loads, tmp_path / "state")
     assert not len(different)
     plain = ReplayBuffer(ArrayStorage(20), batch_size=4)
     plain.loads(tmp_path / "state")
@@ -203,8 +203,7 @@ def test_states_bring_the_numbers_back(tmp_path: Path) -> None:
     assert other.normalizer["x"].centre == 89.5
     damaged = norm.state_dict()
     damaged["fields"]["0"] = {**damaged["fields"]["0"], "weight": np.array([-1.0])}
-    with pytest.raises(StateError, match="finite arrays"):
-        norm.load_state_dict(damaged)
+    assert_raises(StateError, "finite arrays", norm.load_state_dict, damaged)
     assert norm.normalizer["x"].centre == 89.5
 
 
@@ -237,8 +236,7 @@ def test_all_frameworks_have_the_same_numbers() -> None:
 def test_where_it_cannot_be_is_said() -> None:
     norm = VecNorm("x")
     ReplayBuffer(ArrayStorage(9), transform=norm)
-    with pytest.raises(ConfigError, match="one storage"):
-        ReplayBuffer(ArrayStorage(9), transform=norm)
+    assert_raises(ConfigError, "one storage", ReplayBuffer, ArrayStorage(9), transform=norm)
     with pytest.raises(ConfigError, match="keeps the order"):
         ReplayBuffer(ArrayStorage(9), transform=VecNorm("x"), writer=MaxValueWriter("x"))
     with pytest.raises(ConfigError, match="before all transforms that can change the rows"):
@@ -247,23 +245,18 @@ def test_where_it_cannot_be_is_said() -> None:
         ReplayBuffer(ArrayStorage(9), transform=[VecNorm("x"), CatFrames("x", frames=2)])
     with pytest.raises(ConfigError, match="an ensemble stores no rows"):
         ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), transform=VecNorm("x"))
-    with pytest.raises(ConfigError, match="without statistics of all rows"):
-        OnWrite(VecNorm("x"))
+    assert_raises(ConfigError, "without statistics of all rows", OnWrite, VecNorm("x"))
     for options in ({"decay": 0.0}, {"decay": 2.0}, {"eps": 0.0}, {"eps": True}):
         with pytest.raises(ConfigError):
             VecNorm("x", **options)
-    with pytest.raises(ConfigError, match="at least one"):
-        VecNorm()
-    with pytest.raises(ConfigError, match="expected statistics of at least one row"):
-        VecNorm("x")({"x": np.ones(3)})
+    assert_raises(ConfigError, "at least one", VecNorm)
+    assert_raises(ConfigError, "expected statistics of at least one row", VecNorm("x"), {"x": np.ones(3)})
 
 
 def test_rows_without_its_field_are_written_and_refused_when_drawn() -> None:
     buffer = ReplayBuffer(ListStorage(9), transform=VecNorm("x"), batch_size=2)
     buffer.extend([{"y": 1.0}])
-    with pytest.raises(MissingFieldError, match="'x'"):
-        buffer.sample()
+    assert_raises(MissingFieldError, "'x'", buffer.sample)
     text = ReplayBuffer(ListStorage(9), transform=VecNorm("x"), batch_size=2)
     text.extend([{"x": "a"}])
-    with pytest.raises(SchemaError, match="'x': expected a numeric array"):
-        text.sample()
+    assert_raises(SchemaError, "'x': expected a numeric array", text.sample)

@@ -19,6 +19,7 @@ from mouse_core.rollouts import (
     unpad_trajectories,
 )
 from tests.core.rollout_cases import MOTION, motion_transition, trajectories
+from tests.raising import assert_raises
 
 STEPS, ENVS = 6, 5
 
@@ -63,8 +64,7 @@ def test_each_row_comes_once_in_each_epoch(
 ) -> None:
     storage, rows = numbered(steps, envs, seed=seed), steps * envs
     if parts > rows:
-        with pytest.raises(ConfigError, match="num_mini_batches: expected at most"):
-            storage.mini_batch_generator(parts)
+        assert_raises(ConfigError, "num_mini_batches: expected at most", storage.mini_batch_generator, parts)
         return
     batches = list(storage.mini_batch_generator(parts, epochs, drop_last=drop_last))
     assert len(batches) == parts * epochs
@@ -116,8 +116,7 @@ def test_a_run_that_is_resumed_has_the_same_orders() -> None:
         {"seed": 9},
         None,
     ):
-        with pytest.raises(StateError, match="state: expected"):
-            other.load_state_dict(wrong)  # type: ignore[arg-type]
+        assert_raises(StateError, "state: expected", other.load_state_dict, wrong)
     assert other.state_dict() == storage.state_dict()
 
 
@@ -296,15 +295,12 @@ def test_split_and_pad_and_back(steps: int, envs: int, ends: float, seed: int) -
 
 def test_trajectories_of_wrong_shapes() -> None:
     values, dones = np.zeros((4, 3, 2)), np.zeros((4, 3))
-    with pytest.raises(SchemaError, match="values: expected"):
-        split_and_pad_trajectories(values, dones[:3])
-    with pytest.raises(SchemaError, match=r"dones: expected \[T, N\]"):
-        split_and_pad_trajectories(values, np.zeros((4, 3, 2)))
+    assert_raises(SchemaError, "values: expected", split_and_pad_trajectories, values, dones[:3])
+    assert_raises(SchemaError, r"dones: expected \[T, N\]", split_and_pad_trajectories, values, np.zeros((4, 3, 2)))
     with pytest.raises(SchemaError, match="num_trajectories: expected at least 3, found 2"):
         split_and_pad_trajectories(values, dones, num_trajectories=2)
     padded, masks = split_and_pad_trajectories(values, dones)
-    with pytest.raises(SchemaError, match="padded: expected"):
-        unpad_trajectories(padded[:, 1:], masks)
+    assert_raises(SchemaError, "padded: expected", unpad_trajectories, padded[:, 1:], masks)
     with pytest.raises(SchemaError, match="masks: expected a multiple of 4 rows"):
         unpad_trajectories(padded, masks & (np.arange(4)[:, None] < 3))
 
@@ -467,8 +463,7 @@ def test_the_generator_for_distillation(privileged: bool, references: bool, priv
     }
     storage = RolloutStorage.motion_mimic("distillation", ENVS, STEPS, **shapes)
     random = np.random.default_rng(0)
-    with pytest.raises(RolloutError, match="generator: expected 6 rows, found 0"):
-        storage.generator()
+    assert_raises(RolloutError, "generator: expected 6 rows, found 0", storage.generator)
     for _ in range(STEPS):
         made = motion_transition(random, ENVS, training_type="distillation")
         storage.add_transitions({name: value for name, value in made if name in storage.spec})
@@ -488,39 +483,31 @@ def test_the_generator_for_distillation(privileged: bool, references: bool, priv
             else:
                 np.testing.assert_array_equal(values, storage[name][row], name)
     for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
-        with pytest.raises(ConfigError, match="expected a storage for reinforcement learning"):
-            reader(1)
-    with pytest.raises(ConfigError, match="generator: expected a storage for distillation"):
-        motion().generator()
+        assert_raises(ConfigError, "expected a storage for reinforcement learning", reader, 1)
+    assert_raises(ConfigError, "generator: expected a storage for distillation", motion().generator)
 
 
 def test_reading_out_of_turn() -> None:
     storage = motion()
     for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
         for number in (0, -1, 1.5, True):
-            with pytest.raises(ConfigError, match="num_mini_batches: expected an integer of at least 1"):
-                reader(number)  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match="num_epochs: expected an integer of at least 1"):
-                reader(1, number)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="num_mini_batches: expected at most"):
-            reader(1000)
+            assert_raises(ConfigError, "num_mini_batches: expected an integer of at least 1", reader, number)
+            assert_raises(ConfigError, "num_epochs: expected an integer of at least 1", reader, 1, number)
+        assert_raises(ConfigError, "num_mini_batches: expected at most", reader, 1000)
         batches = reader(2)
         next(batches)
         storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
-        with pytest.raises(RolloutError, match="found a changed rollout"):
-            next(batches)
+        assert_raises(RolloutError, "found a changed rollout", next, batches)
     with pytest.raises(ConfigError, match=r"histories: expected fields among .*, found 'nonsense'"):
         storage.mini_batch_generator(1, histories={"nonsense": 2})
     with pytest.raises(ConfigError, match=r"histories\['observations'\]: expected an integer of at least 1"):
         storage.mini_batch_generator(1, histories={"observations": 0})
     storage.clear()
-    with pytest.raises(RolloutError, match="mini_batch_generator: expected 6 rows, found 0"):
-        storage.mini_batch_generator(1)
+    assert_raises(RolloutError, "mini_batch_generator: expected 6 rows, found 0", storage.mini_batch_generator, 1)
     random = np.random.default_rng(0)
     for _ in range(STEPS):
         storage.add_transitions(motion_transition(random, ENVS))
-    with pytest.raises(RolloutError, match="expected returns, found none for these rows"):
-        storage.mini_batch_generator(1)
+    assert_raises(RolloutError, "expected returns, found none for these rows", storage.mini_batch_generator, 1)
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

@@ -13,6 +13,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Schema
 from mouse_core.rollouts import discounted_returns, gae, lambda_returns, n_step_returns, normalized, outgoing, vtrace
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import Case, random_case
+from tests.raising import assert_raises
 
 SHAPES = [(1, 1), (1, 5), (2, 4), (3, 1), (7, 6), (24, 5)]
 CASES = [
@@ -235,16 +236,14 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
     ):
         with pytest.raises(SchemaError, match=rf"{name}: expected shape \("):
             gae(**{**arrays, name: changed}, discount=0.9, lam=0.9)
-    with pytest.raises(SchemaError, match="ratios: expected shape"):
-        vtrace(**arrays, ratios=case.ratios[0], discount=0.9)
+    assert_raises(SchemaError, "ratios: expected shape", vtrace, **arrays, ratios=case.ratios[0], discount=0.9)
     with pytest.raises(SchemaError, match="at least one row"):
         discounted_returns(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(3), discount=0.9)
     with pytest.raises(SchemaError, match="floating numbers, found int64"):
         discounted_returns(np.zeros((2, 3), int), np.zeros((2, 3)), discount=0.9)
     with pytest.raises(SchemaError, match="values: expected floating numbers, found int64"):
         gae(**{**arrays, "values": np.zeros(case.rewards.shape, int)}, discount=0.9, lam=0.9)
-    with pytest.raises(SchemaError, match="at least two rows"):
-        outgoing(np.zeros(1), np.zeros(1), np.zeros(1))
+    assert_raises(SchemaError, "at least two rows", outgoing, np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 def test_only_half_of_what_truncation_needs_is_refused() -> None:
@@ -252,8 +251,7 @@ def test_only_half_of_what_truncation_needs_is_refused() -> None:
     for missing in ("time_outs", "final_values"):
         arrays = case.arrays()
         del arrays[missing]
-        with pytest.raises(ConfigError, match=f"{missing}: expected values together"):
-            gae(**arrays, discount=0.9, lam=0.9)
+        assert_raises(ConfigError, f"{missing}: expected values together", gae, **arrays, discount=0.9, lam=0.9)
     for n in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="n: expected an integer of at least 1"):
             n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]

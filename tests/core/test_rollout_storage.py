@@ -14,6 +14,7 @@ from mouse_core.replay import ArrayStorage, ReplayBuffer, SliceSampler
 from mouse_core.rollouts import RolloutField, RolloutStorage, Transition
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import MOTION, motion_transition
+from tests.raising import assert_raises
 
 STEPS, ENVS = 5, 4
 RL = {"values": (1,), "actions_log_prob": (1,), "mu": (4,), "sigma": (4,), "returns": (1,), "advantages": (1,)}
@@ -158,8 +159,7 @@ def test_fields_are_what_the_spec_says() -> None:
     ],
 )
 def test_fields_that_cannot_be(fields: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        RolloutStorage(2, 3, fields)
+    assert_raises(ConfigError, message, RolloutStorage, 2, 3, fields)
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,10 @@ def test_fields_that_cannot_be(fields: Any, message: str) -> None:
 def test_arguments_that_cannot_be(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RolloutStorage(**{"num_envs": 2, "num_transitions_per_env": 3, "fields": {}, **change})
-    with pytest.raises(ConfigError, match="training_type: expected one of"):
-        storage_of("imitation")
-    with pytest.raises(ConfigError, match="obs_shape: expected a shape"):
-        storage_of(obs_shape=None)
+    assert_raises(ConfigError, "training_type: expected one of", storage_of, "imitation")
+    assert_raises(ConfigError, "obs_shape: expected a shape", storage_of, obs_shape=None)
     for wrong in ("flaot32", "datetime64[s]"):
-        with pytest.raises(ConfigError, match="RolloutField: expected a"):
-            RolloutField((), wrong)
+        assert_raises(ConfigError, "RolloutField: expected a", RolloutField, (), wrong)
 
 
 def test_rows_are_copied_where_they_belong() -> None:
@@ -332,8 +329,7 @@ def test_bad_rows_change_nothing(make: Callable[[], Any], kind: type[MouseError]
     storage = storage_of()
     storage.add_transitions(motion_transition(np.random.default_rng(0), ENVS))
     before = contents(storage)
-    with pytest.raises(kind, match=message):
-        storage.add_transitions(make())
+    assert_raises(kind, message, storage.add_transitions, make())
     np.testing.assert_equal(contents(storage), before)
     assert storage.hidden_states is None
     storage.add_transitions(motion()())
@@ -349,8 +345,7 @@ def test_integers_that_do_not_fit() -> None:
         storage.add_transitions({**good, "actions": [-1, 0]})
     with pytest.raises(SchemaError, match="actions: expected uint8, found float64"):
         storage.add_transitions({**good, "actions": [0.5, 0]})
-    with pytest.raises(SchemaError, match="flag: expected bool, found int64"):
-        storage.add_transitions({**good, "flag": [0, 1]})
+    assert_raises(SchemaError, "flag: expected bool, found int64", storage.add_transitions, {**good, "flag": [0, 1]})
     with pytest.raises(DataError, match="dones: expected 0 or 1, found 2"):
         RolloutStorage(2, 3, {"dones": RolloutField((), "bool")}).add_transitions({**ROW, "dones": [0, 2]})
     for large in (1e300, -3.5e38):
@@ -363,8 +358,7 @@ def test_a_row_beyond_the_last_one_is_refused() -> None:
     storage, transitions = filled()
     before = contents(storage)
     for kind in (RolloutFullError, RolloutError, OverflowError, MouseError):
-        with pytest.raises(kind, match="expected at most 5 rows, found one more row"):
-            storage.add_transitions(transitions[0])
+        assert_raises(kind, "expected at most 5 rows, found one more row", storage.add_transitions, transitions[0])
     np.testing.assert_equal(contents(storage), before)
     storage.clear()
     assert storage.step == 0
@@ -407,8 +401,7 @@ def test_statistics(rows: int) -> None:
 
 
 def test_statistics_of_nothing() -> None:
-    with pytest.raises(RolloutError, match="expected at least one row"):
-        storage_of().get_statistics()
+    assert_raises(RolloutError, "expected at least one row", storage_of().get_statistics)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 4), (24, 6)])
@@ -504,8 +497,7 @@ def test_returns_out_of_turn() -> None:
     with pytest.raises(RolloutError, match="compute_returns: expected 5 rows, found 0"):
         storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
     distilled, _ = filled(training_type="distillation")
-    with pytest.raises(MissingFieldError, match="expected a field 'values'"):
-        distilled.compute_returns(np.zeros(ENVS), 0.9, 0.9)
+    assert_raises(MissingFieldError, "expected a field 'values'", distilled.compute_returns, np.zeros(ENVS), 0.9, 0.9)
 
 
 def test_without_checks() -> None:

@@ -17,6 +17,7 @@ from mouse_core.mixtures import Mixture
 from mouse_core.randomness import Key, Orders, Purpose
 from mouse_core.sampling import Blocks, BlockWindows, EpisodeWindows, Pool
 from mouse_core.testing import SourceConformance, WindowSamplerConformance, example_store
+from tests.raising import assert_raises
 
 WORD = (1 << 64) - 1
 
@@ -127,8 +128,7 @@ def test_windows_come_as_told(shape: tuple[int, int, int, int], pool: int, seed:
     count, size, length, block_rows = shape
     sampler, snapshot = BlockWindows(length, size, Blocks(rows=block_rows, pool=pool)), rows(count)
     if count < length:
-        with pytest.raises(ConfigError, match=f"at least 1 window of {length} steps"):
-            sampler.batches_per_epoch(snapshot)
+        assert_raises(ConfigError, f"at least 1 window of {length} steps", sampler.batches_per_epoch, snapshot)
         return
     made = sampler.pool(snapshot)
     windows = max(1, (count - length + 1) // length)
@@ -308,8 +308,7 @@ def test_blocks_with_other_options() -> None:
     with pytest.raises(ConfigError, match="'batch', 'blocks'] or a WindowSampler, found 'block'"):
         BatchSource(store, 8, 4, "block")
     for wrong in ({"rows": 0}, {"pool": 2.5}, {"rows": True}):
-        with pytest.raises(ConfigError, match=f"Blocks: expected {next(iter(wrong))} as an integer of at least 1"):
-            Blocks(**wrong)
+        assert_raises(ConfigError, f"Blocks: expected {next(iter(wrong))} as an integer of at least 1", Blocks, **wrong)
     mixed = BatchSource(Mixture({"a": store, "b": example_store(120)}, [2, 1]), 8, 6, Blocks(rows=32, pool=6))
     assert len(mixed) == -(-((300 - 7) // 8 + (120 - 7) // 8) // 6)
     first = [start for index in range(len(mixed) * 2) for start in mixed.plan(index).starts.tolist() if start < 300]

@@ -27,6 +27,7 @@ from mouse_core.errors import StoreWarning
 from mouse_core.replay import NextView, ReplayBuffer
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
 from tests.core.statistics import check_frequencies
+from tests.raising import assert_raises
 
 
 def rows_of(lengths: list[int], first: int = 0, *, ends: bool = True, time: bool = True) -> dict[str, Any]:
@@ -87,8 +88,7 @@ def test_windows_lie_in_one_episode(
     short = pad is not False
     tiles = sum(-(-steps // length) if short else steps // length for steps in lengths)
     if tiles < (batch_size if sampling in ("sequential", "last") else 1):
-        with pytest.raises(ConfigError, match="sampling: expected"):
-            BatchSource(store, length, batch_size, **options)
+        assert_raises(ConfigError, "sampling: expected", BatchSource, store, length, batch_size, **options)
         return
     source = BatchSource(store, length, batch_size, **options)
     episodes = episodes_of(lengths)
@@ -332,8 +332,7 @@ def test_a_code_that_does_not_exist_is_found_with_its_row() -> None:
     rows = rows_of([9])
     rows["done"][6] = 5
     store = DatasetStore().from_dataset(pa.table(rows))
-    with pytest.raises(DataError, match=r"done: expected one of .* found 5 at row 6"):
-        BatchSource(store, 4, 2, boundary="episode")
+    assert_raises(DataError, r"done: expected one of .* found 5 at row 6", BatchSource, store, 4, 2, boundary="episode")
 
 
 def test_the_streams_never_change() -> None:

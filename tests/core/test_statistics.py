@@ -21,6 +21,7 @@ from mouse_core.statistics.counting import Moments, Sketch
 from mouse_core.store.fields import FieldReader
 from tests.core.test_lerobot import Robot
 from tests.core.worlds import store_of
+from tests.raising import assert_raises
 
 LENGTH = 7
 
@@ -201,14 +202,10 @@ def test_images_are_counted_by_channel_and_exactly() -> None:
 
 def test_what_cannot_be_counted_is_said() -> None:
     store = store_of(rows(20))
-    with pytest.raises(MissingFieldError, match=r"statistics: expected fields among .*found 'obs'"):
-        statistics(store, ["obs"])
-    with pytest.raises(ConfigError, match="quantiles: expected numbers from 0 to 1, found"):
-        statistics(store, quantiles=[1.5])
-    with pytest.raises(ConfigError, match="store: expected rows"):
-        statistics(DatasetStore())
-    with pytest.raises(ConfigError, match="store: expected a Store or a Snapshot, found dict"):
-        statistics({})  # type: ignore[arg-type]
+    assert_raises(MissingFieldError, r"statistics: expected fields among .*found 'obs'", statistics, store, ["obs"])
+    assert_raises(ConfigError, "quantiles: expected numbers from 0 to 1, found", statistics, store, quantiles=[1.5])
+    assert_raises(ConfigError, "store: expected rows", statistics, DatasetStore())
+    assert_raises(ConfigError, "store: expected a Store or a Snapshot, found dict", statistics, {})
     with pytest.raises(MissingFieldError, match="expected one of \\['time'\\]"):
         _ = statistics(store, "time")["reward"]
 
@@ -257,8 +254,7 @@ def test_a_view_is_counted_on_where_its_first_rows_are_the_same() -> None:
     assert_same(found.update(every), found)
     store.extend({name: values[350:] for name, values in columns.items()})
     assert_same(found.update(every), statistics(every))
-    with pytest.raises(ConfigError, match=r"found \d+ other rows"):
-        of_best.update(best)
+    assert_raises(ConfigError, r"found \d+ other rows", of_best.update, best)
 
 
 def test_other_rows_are_not_counted_on(tmp_path: Path) -> None:
@@ -266,8 +262,7 @@ def test_other_rows_are_not_counted_on(tmp_path: Path) -> None:
     found.save(tmp_path)
     with pytest.raises(ConfigError, match=r"begins with the 100 rows of the statistics, found 200 other rows"):
         found.update(store_of(rows(200, seed=1)))
-    with pytest.raises(ConfigError, match="found 50 other rows"):
-        found.update(store_of(rows(50)))
+    assert_raises(ConfigError, "found 50 other rows", found.update, store_of(rows(50)))
     with pytest.raises(ConfigError, match="found statistics that cannot be updated"):
         Statistics.load(tmp_path).update(store_of(rows(200)))
 
@@ -513,16 +508,13 @@ def test_what_lerobot_wrote_is_read(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected meta/stats.json, found none"):
-        Statistics.load(tmp_path)
+    assert_raises(ConfigError, r"expected meta/stats.json, found none", Statistics.load, tmp_path)
     statistics(store_of(rows(100))).save(tmp_path)
     loaded = Statistics.load(tmp_path)
     assert set(loaded["reward"].quantiles) == set(QUANTILES)
-    with pytest.raises(ConfigError, match="that cannot be updated"):
-        loaded.update(store_of(rows(100)))
+    assert_raises(ConfigError, "that cannot be updated", loaded.update, store_of(rows(100)))
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
-    with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max, found"):
-        Statistics.load(tmp_path)
+    assert_raises(DataError, r"stats.json.*action: expected mean, std, min, max, found", Statistics.load, tmp_path)
 
 
 def test_frames_of_lerobot_have_the_statistics_of_lerobot(tmp_path: Path) -> None:
@@ -592,13 +584,10 @@ def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tm
     again = Statistics.load(tmp_path)
     assert again["reward"].mean == found["reward"].mean
     assert again["reward"].quantiles[0.5] == pytest.approx(float(found["reward"].quantiles[0.5]))
-    with pytest.raises(ConfigError, match="begins with the 192 rows"):
-        found.update(flat)
+    assert_raises(ConfigError, "begins with the 192 rows", found.update, flat)
     staged = Mixture({"a": stores[0], "b": stores[1]}, weights=Schedule({0: [1, 0], 5: [1, 1]}))
-    with pytest.raises(ConfigError, match="expected one share for each member, found a Schedule"):
-        statistics(staged)
+    assert_raises(ConfigError, "expected one share for each member, found a Schedule", statistics, staged)
     kinds: Any = {"obs_continuous": "mean_std"}
-    with pytest.raises(ConfigError, match="found a Schedule"):
-        BatchSource(staged, 8, 4, normalize=kinds)
+    assert_raises(ConfigError, "found a Schedule", BatchSource, staged, 8, 4, normalize=kinds)
     normalizer = Normalizer.of(statistics(stores[0]), kinds)
     assert BatchSource(staged, 8, 4, normalize=normalizer)[0]["obs_continuous"].dtype == np.float32

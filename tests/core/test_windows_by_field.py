@@ -25,6 +25,7 @@ from mouse_core import (
 from mouse_core.sampling import RandomWindows
 from mouse_core.testing import SourceConformance, example_store
 from tests.core.oracle import assert_same
+from tests.raising import assert_raises
 
 OFFSETS = st.one_of(
     st.lists(st.integers(-5, 7), min_size=1, max_size=5),
@@ -375,15 +376,13 @@ def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment
     ],
 )
 def test_what_cannot_be_is_said_when_the_source_is_made(options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ConfigError, MissingFieldError), match=says):
-        BatchSource(example_store(), batch_size=4, **options)
+    assert_raises((ConfigError, MissingFieldError), says, BatchSource, example_store(), batch_size=4, **options)
 
 
 def test_a_name_that_a_mask_needs_is_refused() -> None:
     store = DatasetStore(fields=[Field("action_mask")])
     store.extend({**rows_of([5]), "action_mask": np.ones(5)})
-    with pytest.raises(ConfigError, match="action_mask"):
-        BatchSource(store, batch_size=2, windows={"action": [0]})
+    assert_raises(ConfigError, "action_mask", BatchSource, store, batch_size=2, windows={"action": [0]})
 
 
 def test_columns_that_are_no_fields_are_named_with_how_to_make_them_some() -> None:
@@ -459,5 +458,4 @@ def test_without_offsets_batches_are_rows() -> None:
     assert windows.fingerprint == BatchSource(store, 3, 4).fingerprint
     assert windows[0]["reward"].shape == (4, 3)
     state = PrefetchBatchifier(store, batch_size=4, windows={}, sampling="sequential").state_dict()
-    with pytest.raises(StateError, match=r"\[B\]"):
-        PrefetchBatchifier(store, 1, 4, "sequential").load_state_dict(state)
+    assert_raises(StateError, r"\[B\]", PrefetchBatchifier(store, 1, 4, "sequential").load_state_dict, state)

@@ -23,6 +23,7 @@ from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.sampling import EpisodeWindows
 from tests.core.test_lerobot import FPS, Robot
 from tests.core.test_windows_by_field import episode_of, rows_of
+from tests.raising import assert_raises
 
 SHIFT = {"arrived": 1, "outgoing": 0}
 
@@ -109,8 +110,7 @@ def test_a_hole_is_refused_at_its_own_batch_and_no_other() -> None:
     with PrefetchBatchifier(source, num_workers=0) as loader:
         for _ in range(places.index(20)):
             loader.next_batch()
-        with pytest.raises(WorkerError, match="from row 20"):
-            loader.next_batch()
+        assert_raises(WorkerError, "from row 20", loader.next_batch)
     masked = BatchSource(store, batch_size=30, windows={"obs_discrete": Seconds([-0.1], holes="mask")})
     starts, there = masked.plan(0).starts, masked[0]["obs_discrete_mask"][:, 0]
     np.testing.assert_array_equal(there, ~np.isin(starts, (0, 20)))
@@ -194,8 +194,7 @@ def source_of(seconds: Seconds, **options: Any) -> BatchSource:
     ],
 )
 def test_what_seconds_cannot_be(make: Any, says: str) -> None:
-    with pytest.raises((ConfigError, MissingFieldError), match=says):
-        make()
+    assert_raises((ConfigError, MissingFieldError), says, make)
 
 
 def lerobot_rows(frame: int, deltas: list[float], first: int, end: int) -> tuple[list[int], list[bool]]:
