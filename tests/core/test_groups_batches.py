@@ -71,16 +71,28 @@ def test_packing_keeps_every_example_whole(lengths: list[int], more: int, spare:
     assert not wider["mask"][rows:].any()
 
 
-def test_packing_fills_rows() -> None:
+def test_packing_fills_rows_and_bad_calls_are_refused() -> None:
     arrays = pack([example(0, 3), example(1, 5), example(2, 2), example(3, 4)], 7)
     assert arrays["segment_ids"].tolist() == [[1] * 5 + [2] * 2, [1] * 4 + [2] * 3]
     assert arrays["positions"].tolist() == [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3, 0, 1, 2]]
-
-
-@pytest.mark.parametrize("collate", [pad, pack])
-def test_longer_examples_raise(collate: Any) -> None:
-    with pytest.raises(DataError, match="expected at most 4 tokens, found 6 at index 0"):
-        collate([example(0, 6), example(1, 2)], 4)
+    for collate in (pad, pack):
+        assert_raises(
+            DataError, "expected at most 4 tokens, found 6 at index 0", collate, [example(0, 6), example(1, 2)], 4
+        )
+    with pytest.raises(DataError, match="expected at most 5 rows in a batch, found 6 in 2 sequences"):
+        concatenate([example(0, 3), example(1, 3)], 5)
+    assert_raises(ConfigError, "capacity: expected an integer of at least 1, found 0", concatenate, [example(0, 3)], 0)
+    assert_raises(DataError, "examples: expected at least one, found none", concatenate, [])
+    assert_raises(DataError, "examples: expected at least one, found none", pad, [])
+    assert_raises(DataError, "rollouts: expected a RolloutRecord at index 0, found 3", make_examples, [3], [1.0])
+    for lengths in ([3, "x"], [1.5], [-1], [[3]]):
+        with pytest.raises(DataError, match="lengths: expected the number of tokens of each example, found"):
+            plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
+    assert_raises(DataError, "expected an RLExample at index 0, found 3", pack, [3], 4)
+    assert_raises(ConfigError, "length: expected an integer of at least 1, found 0", pad, [example(0, 1)], 0)
+    with pytest.raises(DataError, match="num_rows: expected at least 2 rows of 4 for these examples, found 1"):
+        pack([example(0, 3), example(1, 3)], 4, num_rows=1)
+    assert_raises(ConfigError, "num_rows: expected an integer of at least 1", pack, [example(0, 3)], 4, num_rows=True)
 
 
 @given(sizes, st.none() | st.integers(0, 9))
@@ -104,23 +116,6 @@ def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | 
     assert ("mask" in arrays) == (more is not None)
     if more is not None:
         assert arrays["mask"].tolist() == [True] * total + [False] * missing
-
-
-def test_bad_calls() -> None:
-    with pytest.raises(DataError, match="expected at most 5 rows in a batch, found 6 in 2 sequences"):
-        concatenate([example(0, 3), example(1, 3)], 5)
-    assert_raises(ConfigError, "capacity: expected an integer of at least 1, found 0", concatenate, [example(0, 3)], 0)
-    assert_raises(DataError, "examples: expected at least one, found none", concatenate, [])
-    assert_raises(DataError, "examples: expected at least one, found none", pad, [])
-    assert_raises(DataError, "rollouts: expected a RolloutRecord at index 0, found 3", make_examples, [3], [1.0])
-    for lengths in ([3, "x"], [1.5], [-1], [[3]]):
-        with pytest.raises(DataError, match="lengths: expected the number of tokens of each example, found"):
-            plan_micro_batches(lengths, 2, max_tokens=8)  # type: ignore[arg-type]
-    assert_raises(DataError, "expected an RLExample at index 0, found 3", pack, [3], 4)
-    assert_raises(ConfigError, "length: expected an integer of at least 1, found 0", pad, [example(0, 1)], 0)
-    with pytest.raises(DataError, match="num_rows: expected at least 2 rows of 4 for these examples, found 1"):
-        pack([example(0, 3), example(1, 3)], 4, num_rows=1)
-    assert_raises(ConfigError, "num_rows: expected an integer of at least 1", pack, [example(0, 3)], 4, num_rows=True)
 
 
 def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:

@@ -89,7 +89,7 @@ def test_groups_are_told_apart(make: Make) -> None:
     assert {name.split("/")[0] for name in parts(buffer)} == {"math", "code"}
 
 
-def test_adding_again_changes_nothing(make: Make) -> None:
+def test_adding_again_changes_nothing_and_more_than_a_group_is_several(make: Make) -> None:
     buffer = make()
     assert buffer.add_rollouts(group(0, 3)) == 3
     assert not buffer.add_rollout(rollout(1))
@@ -99,6 +99,13 @@ def test_adding_again_changes_nothing(make: Make) -> None:
     assert uids(buffer) == ["r0", "r1", "r2", "r3"]
     assert "r2" in buffer
     assert "r9" not in buffer
+    buffer = make("several")
+    assert buffer.add_rollouts(group(0, 11)) == 11
+    assert (buffer.num_groups, buffer.num_waiting) == (2, 3)
+    assert buffer.flush() == 1
+    assert [len(stored.uids) for stored in buffer.rollouts().groups] == [4, 4, 3]
+    assert list(buffer.rollouts()) == group(0, 11)
+    assert buffer.flush() == 0
 
 
 def test_a_uid_names_one_rollout(make: Make, tmp_path: Path) -> None:
@@ -133,17 +140,7 @@ def test_a_uid_names_one_rollout(make: Make, tmp_path: Path) -> None:
     assert buffer.add_rollout(replace(known[0], columns=own, reward=9.0)) == 0, "what is gone cannot be compared"
 
 
-def test_more_than_a_group_at_once(make: Make) -> None:
-    buffer = make()
-    assert buffer.add_rollouts(group(0, 11)) == 11
-    assert (buffer.num_groups, buffer.num_waiting) == (2, 3)
-    assert buffer.flush() == 1
-    assert [len(stored.uids) for stored in buffer.rollouts().groups] == [4, 4, 3]
-    assert list(buffer.rollouts()) == group(0, 11)
-    assert buffer.flush() == 0
-
-
-def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
+def test_the_time_out_seals_though_nothing_more_arrives(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = make(seal_timeout=0.1, min_group_size=2)
     buffer.add_rollouts([rollout(0), rollout(1), rollout(2, example="alone")])
     assert wait_until(lambda: buffer.num_groups == 1)
@@ -155,16 +152,13 @@ def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
     buffer.add_rollout(rollout(4))
     buffer.add_rollout(rollout(5))
     assert wait_until(lambda: buffer.num_groups == 3)
-
-
-def test_a_time_out_counts_from_before_a_restart(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now() - 999.9)
-        first = make(seal_timeout=1000)
+        first = make("restart", seal_timeout=1000)
         first.add_rollouts(group(0, 2))
         first.close()
-    again = make(seal_timeout=1000)
+    again = make("restart", seal_timeout=1000)
     assert wait_until(lambda: again.num_groups == 1)
     assert uids(again) == ["r0", "r1"]
 
@@ -195,28 +189,20 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
     assert not files or len(list(folder.iterdir())) == files - 5
 
 
-@pytest.mark.parametrize(
-    "environment", ["a/b", "../up", "..", ".", ".hidden", "batches", "é ü", "a\x00b", "x" * 400, "C:\\x", "%41", "A"]
-)
-def test_environments_have_safe_folders(make: Make, environment: str) -> None:
-    buffer = make()
-    buffer.add_rollouts(group(0, 4, environment=environment))
-    (path,) = list(buffer.root_path.rglob("part-*.parquet"))
-    assert path.parent.parent == buffer.root_path
-    assert path.parent.name not in ("batches", ".state")
-    assert not path.parent.name.startswith(".")
-    buffer.close()
-    assert make().rollouts(environment=environment)[0].environment == environment
-
-
-def test_folders_differ_where_environments_do(make: Make) -> None:
-    names = ["a/b", "a%2Fb", "a%2fb", "batches", "%62atches", ".a", "%2Ea", "x" * 300, "x" * 301, "x" * 200]
-    names.append("gsm8k-v1.2_x")
+def test_environments_have_safe_folders_of_their_own(make: Make) -> None:
+    names = ["a/b", "a%2Fb", "a%2fb", "../up", "..", ".", ".hidden", "%2Ehidden", "batches", "%62atches", "é ü"]
+    names += ["a\x00b", "C:\\x", "%41", "A", "x" * 200, "x" * 300, "x" * 301, "x" * 400, "gsm8k-v1.2_x"]
     buffer = make(group_size=1, sync=False)
     buffer.add_rollouts([rollout(number, environment=name) for number, name in enumerate(names)])
-    folders = {path.parent.name for path in buffer.root_path.glob("*/part-*.parquet")}
+    paths = list(buffer.root_path.rglob("part-*.parquet"))
+    assert {path.parent.parent for path in paths} == {buffer.root_path}
+    folders = {path.parent.name for path in paths}
     assert len(folders) == len(names)
+    assert not any(folder.startswith(".") or folder == "batches" for folder in folders)
     assert "gsm8k-v1.2_x" in folders
+    buffer.close()
+    again = make(group_size=1)
+    assert [[item.environment for item in again.rollouts(environment=name)] for name in names] == [[x] for x in names]
 
 
 def test_reading_by_environment_version_and_time(make: Make) -> None:
@@ -345,7 +331,7 @@ def test_files_that_were_taken_away_are_gone(make: Make) -> None:
     assert again.add_rollouts(group(0, 4)) == 4
 
 
-def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
+def test_whoever_opens_a_folder_takes_it_and_a_forked_child_is_refused(make: Make) -> None:
     first = make()
     first.add_rollouts(group(0, 6))
     second = make()
@@ -360,10 +346,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     second.close()
     assert_raises(ClosedError, r"found '.*' closed", second.add_rollout, rollout(20))
     assert list(second.rollouts()) == group(0, 8), "what is stored can still be read"
-
-
-def test_a_forked_child_is_refused(make: Make) -> None:
-    buffer = make()
+    buffer = make("forked")
     child = os.fork()
     if not child:
         try:

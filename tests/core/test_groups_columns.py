@@ -61,7 +61,7 @@ def test_values_that_a_column_does_not_have(column: RolloutColumn, given: Any, c
     assert_raises(DataError, wanted, column.values, given, count, "turn 1")
 
 
-def test_values_are_finite_unless_a_column_says_otherwise() -> None:
+def test_values_are_finite_unless_a_column_says_otherwise_and_a_columns_own() -> None:
     given = np.array([[0.0, np.nan], [np.inf, 1.0]])
     with pytest.raises(DataError, match=r"turn 1: expected column 'x' as finite numbers, found nan at \[0, 1\]"):
         RolloutColumn("x", shape=(2,)).taken(given, 2, "turn 1")
@@ -71,9 +71,6 @@ def test_values_are_finite_unless_a_column_says_otherwise() -> None:
     assert {one: 1} == {other: 1}
     assert np.isnan(one.filled(2)).all()
     assert RolloutColumn("x") == RolloutColumn("x", fill=0) != RolloutColumn("x", fill=1)
-
-
-def test_values_are_a_columns_own() -> None:
     given = np.arange(3, dtype=np.int32)
     values = RolloutColumn("x", dtype="int32").values(given, 3, "")
     given[:] = 9
@@ -211,7 +208,7 @@ def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_declared_or_differs_is_refused(tmp_path: Path) -> None:
     with RolloutBuffer(tmp_path) as buffer:
         for turn, columns in ((Turn("", "user", [1], columns={"x": [1]}), {}), (Turn("", "user", [1]), {"x": 1})):
             with pytest.raises(
@@ -219,6 +216,12 @@ def test_what_is_not_declared_is_refused(tmp_path: Path) -> None:
             ):
                 buffer.add_rollout(RolloutRecord("e", "1", 1, "u", [turn], 1.0, columns=columns))
         assert not len(buffer)
+    plain = RLExample([1], [True], [0.0], [0.0])
+    own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
+    for call in (pad, concatenate, lambda some: pack(some, 4)):
+        assert_raises(
+            DataError, r"expected the columns of the first example, \[\], found \['x'\] at index 1", call, [plain, own]
+        )
 
 
 def test_declarations_of_a_folder(tmp_path: Path) -> None:
@@ -256,12 +259,3 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
     note.write_text("{}")
     with pytest.raises(DataError, match="expected the columns of rollouts, found"):
         open_rollouts(tmp_path)[0]
-
-
-def test_a_batch_of_differing_columns_is_refused() -> None:
-    plain = RLExample([1], [True], [0.0], [0.0])
-    own = RLExample([1], [True], [0.0], [0.0], columns={"x": [1.0]}, declared=[RolloutColumn("x")])
-    for call in (pad, concatenate, lambda some: pack(some, 4)):
-        assert_raises(
-            DataError, r"expected the columns of the first example, \[\], found \['x'\] at index 1", call, [plain, own]
-        )

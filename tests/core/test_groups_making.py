@@ -60,19 +60,6 @@ def test_an_advantage_may_change_those_of_the_drawn_batch() -> None:
         np.testing.assert_allclose(found[item.rollout_uid].advantage[3:], one, rtol=1e-6)
 
 
-def test_what_an_advantage_compares_is_known() -> None:
-    class Odd:
-        compares = "tokens"
-
-        def __call__(self, rewards: Any, groups: Any) -> Any:
-            return rewards
-
-    with pytest.raises(
-        ConfigError, match=r"expected an attribute compares, one of \['rewards', 'nothing'\], found 'tokens'"
-    ):
-        GrpoBatchMaker(advantage=Odd())
-
-
 def test_an_advantage_of_ones_own_is_asked_for_one_whole_group_at_a_time() -> None:
     """The others of a group are what a rollout is compared with, whatever has been drawn of them and of others."""
     items = [*group(0, 4, reward=1.0), rollout(10, example="b", reward=0.0), rollout(11, example="b", reward=1.0)]
@@ -108,8 +95,19 @@ def test_an_advantage_of_ones_own() -> None:
         with pytest.raises(DataError, match="advantage: expected a finite float32 for each of 4 rollouts"):
             fed(group(0, 4), advantage=wrong).create_batch(1)
 
+    class Odd:
+        compares = "tokens"
 
-def test_what_is_kept_is_what_was_said() -> None:
+        def __call__(self, rewards: Any, groups: Any) -> Any:
+            return rewards
+
+    with pytest.raises(
+        ConfigError, match=r"expected an attribute compares, one of \['rewards', 'nothing'\], found 'tokens'"
+    ):
+        GrpoBatchMaker(advantage=Odd())
+
+
+def test_what_is_kept_is_what_was_said(tmp_path: Path) -> None:
     items = [
         replace(item, created=100.0 * place)
         for place, environment in enumerate(["math", "math", "math", "code"])
@@ -131,14 +129,15 @@ def test_what_is_kept_is_what_was_said() -> None:
     same = [item for version in range(1, 5) for item in group(10 * version, 2, version=version)]
     assert len(everything(fed(same, retention=lambda rows: rows.staleness <= 2))) == 6
     assert len(everything(fed(same))) == 2
-
-
-def test_newer_rollouts_are_drawn_more_often() -> None:
     items = [*group(0, 20, version=1), *group(100, 20, version=3)]
     maker = fed(items, retention=lambda rows: 0.5**rows.staleness, max_uses=400)
     counts = Counter(example.policy_version for _ in range(400) for example in maker.create_batch(1) or [])
     # Two versions behind: a quarter as likely, so a fifth of 400.
     assert abs(counts["1"] - 80) < 4.5 * math.sqrt(400 * 0.2 * 0.8)
+    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(retention=TopK(2)), sync=False) as buffer:
+        for first in (0, 4):
+            buffer.add_rollouts(group(first, 4))
+        assert set(everything(buffer.batch_maker)) == {"r2", "r3", "r6", "r7"}  # type: ignore[arg-type]
 
 
 @given(
@@ -206,13 +205,6 @@ def test_a_sealed_group_is_scored_by_itself(way: str, pooled: bool, tmp_path: Pa
     assert found == pytest.approx(expected, abs=1e-6)
     summary = maker.summary()
     assert (summary["groups"], summary["left/filter_zero_variance"]) == ((1, 0) if pooled else (4, 8))
-
-
-def test_functions_of_rows_see_sealed_groups_apart(tmp_path: Path) -> None:
-    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(retention=TopK(2)), sync=False) as buffer:
-        for first in (0, 4):
-            buffer.add_rollouts(group(first, 4))
-        assert set(everything(buffer.batch_maker)) == {"r2", "r3", "r6", "r7"}  # type: ignore[arg-type]
 
 
 def test_a_batch_maker_of_ones_own_can_tell_groups_apart(tmp_path: Path) -> None:
@@ -308,6 +300,14 @@ def test_what_leaves_is_counted_by_its_reason(tmp_path: Path) -> None:
         "left/lost_versions": 3,
     }
     assert (summary["received"], summary["stored"], summary["used"]) == (13, 5, 2)
+    for _ in range(2):  # what newer versions ended counts, also after a restart
+        with RolloutBuffer(tmp_path / "summary", 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
+            for version in range(5):
+                buffer.add_rollouts(group(10 * version, 4, version=version, reward=float(version == 4) or None))
+            buffer.add_rollouts(group(100, 2, example="waits"))
+            found = buffer.summary()
+            assert (found["groups"], found["groups_equal"]) == (5, 1)
+            assert (found["stored"], found["unsealed"]) == (22, 2)
 
 
 @pytest.mark.parametrize("rewards", [(0.3, 0.1 + 0.2), (0.0, 0.1 + 0.2 - 0.3), (0.3, float(np.float32(0.3)))])
@@ -413,15 +413,3 @@ def test_columns_that_nobody_declared_are_refused_by_name() -> None:
     ):
         assert_raises(DataError, wanted, maker.add_rollout, item)
         assert_raises(DataError, wanted, make_examples, [item], [1.0])
-
-
-def test_a_summary_counts_all_that_came(tmp_path: Path) -> None:
-    """What newer versions ended counts, too, also after a restart and in a buffer."""
-    for _ in range(2):
-        with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
-            for version in range(5):
-                buffer.add_rollouts(group(10 * version, 4, version=version, reward=float(version == 4) or None))
-            buffer.add_rollouts(group(100, 2, example="waits"))
-            found = buffer.summary()
-            assert (found["groups"], found["groups_equal"]) == (5, 1)
-            assert (found["stored"], found["unsealed"]) == (22, 2)

@@ -63,15 +63,12 @@ def test_examples_are_shared_out_once_evenly_and_within_the_budget(
         assert most is not None or collate == "pad" or apart <= max(lengths)
 
 
-def test_there_are_few_micro_batches() -> None:
+def test_micro_batches_are_few_and_those_that_cannot_be_planned_are_refused() -> None:
     lengths = np.random.default_rng(0).integers(32, 2048, 512)
     (rank,) = plan_micro_batches(lengths, 1, max_tokens=8192)
     assert len(rank) <= 1.03 * lengths.sum() / 8192
     together = plan_micro_batches([4, 4, 4, 4, 2, 2], 2, max_tokens=4, collate="pad", length=4)
     assert [len(rank) for rank in together] == [3, 3]
-
-
-def test_what_cannot_be_planned() -> None:
     with pytest.raises(DataError, match="expected at most 4 tokens, found 5 at index 1"):
         plan_micro_batches([1, 5], 2, max_tokens=8, length=4)
     for options, wanted in [
@@ -390,6 +387,14 @@ def test_producers_wait_for_batches(tmp_path: Path) -> None:
         assert buffer.create_and_store_batch(4) is not None
         thread.join(30)
         assert "r20" in buffer
+    with pytest.raises(ConfigError, match="max_ahead: expected a batch_maker with an attribute 'available'"):
+        RolloutBuffer(tmp_path, max_ahead=8)
+    assert_raises(ConfigError, "max_ahead", ahead, tmp_path, max_ahead=0)
+    with (
+        ahead(tmp_path, max_ahead=1) as buffer,
+        pytest.raises(ConfigError, match="timeout: expected a number of seconds"),
+    ):
+        buffer.add_rollouts([rollout(0)], timeout=-1)
 
 
 def test_nobody_waits_while_a_batch_lacks_rollouts(tmp_path: Path) -> None:
@@ -436,14 +441,3 @@ def test_producers_that_wait_learn_that_the_buffer_is_gone(tmp_path: Path) -> No
         buffer.close()
         other.close()
     assert len(raised) == 2
-
-
-def test_limits_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_ahead: expected a batch_maker with an attribute 'available'"):
-        RolloutBuffer(tmp_path, max_ahead=8)
-    assert_raises(ConfigError, "max_ahead", ahead, tmp_path, max_ahead=0)
-    with (
-        ahead(tmp_path, max_ahead=1) as buffer,
-        pytest.raises(ConfigError, match="timeout: expected a number of seconds"),
-    ):
-        buffer.add_rollouts([rollout(0)], timeout=-1)

@@ -54,7 +54,7 @@ def test_no_probability_is_above_one(tmp_path: Path) -> None:
         list(open_rollouts(tmp_path))
 
 
-def test_what_was_given_can_change_afterwards() -> None:
+def test_no_memory_of_the_caller_is_kept_unless_nobody_writes_to_it(tmp_path: Path) -> None:
     tokens, metadata = np.array([1, 2], np.int32), {"a": [1]}
     turn = Turn("hi", "user", tokens, metadata=metadata)
     tokens[0] = 7
@@ -63,13 +63,6 @@ def test_what_was_given_can_change_afterwards() -> None:
     assert turn.metadata == {"a": [1]}
     with pytest.raises(ValueError, match="read-only"):
         turn.tokens[0] = 3
-
-
-class Subclass(np.ndarray):
-    """As some libraries have."""
-
-
-def test_no_memory_of_the_caller_is_kept(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "tokens", np.int32, "w+", shape=(2,))
     subclass = np.zeros(2, np.int32).view(Subclass)
     for tokens in (mapped, subclass, array("i", [0, 0]), np.zeros(2, np.int32)[:]):
@@ -81,12 +74,13 @@ def test_no_memory_of_the_caller_is_kept(tmp_path: Path) -> None:
     example = RLExample([1, 2], mask, [0.5, 0], [-1.0, 0])  # type: ignore[arg-type]
     mask[:] = False
     assert example.loss_mask.tolist() == [True, False]
-
-
-def test_memory_that_nobody_writes_to_is_shared() -> None:
     tokens = np.arange(4, dtype=np.int32)
     tokens.flags.writeable = False
     assert np.shares_memory(Turn("hi", "user", tokens).tokens, tokens)
+
+
+class Subclass(np.ndarray):
+    """As some libraries have."""
 
 
 @pytest.mark.parametrize(
@@ -151,10 +145,15 @@ def test_rollouts_refuse(changed: dict[str, Any], message: str) -> None:
     assert_raises(DataError, message, RolloutRecord, **fields | changed)
 
 
-def test_a_reward_is_that_of_the_turns_unless_it_is_given() -> None:
+def test_rewards_are_those_of_turns_and_comparisons_see_differences() -> None:
     turns = [Turn("a", "assistant", reward=0.1), Turn("b", "user"), Turn("c", "assistant", reward=0.2)]
     assert RolloutRecord("e", 1, 2, "u", turns).reward == math.fsum([0.1, 0.2])  # type: ignore[arg-type]
     assert RolloutRecord("e", 1, 2, "u", turns).key == ("e", "1", "2")  # type: ignore[arg-type]
+    for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
+        assert not same_values(one, other)
+        assert rollout(0, metadata={"x": one}) != rollout(0, metadata={"x": other})
+    assert rollout(0) != rollout(0, created=1.5)
+    assert rollout(0) != rollout(0, tokens=6)
 
 
 def test_examples_refuse() -> None:
@@ -248,7 +247,7 @@ def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression
     assert stored(same, group_size=size) == same
 
 
-def test_columns_without_values_are_there(tmp_path: Path) -> None:
+def test_columns_without_values_are_there_and_text_must_be_unicode(tmp_path: Path) -> None:
     given_ = [replace(item, turns=item.turns[:1], reward=1.0) for item in group(0, 2)]
     with RolloutBuffer(tmp_path, group_size=2) as buffer:
         buffer.add_rollouts(given_)
@@ -261,6 +260,8 @@ def test_columns_without_values_are_there(tmp_path: Path) -> None:
     assert str(inner.field("tokens").type) == "list<element: int32 not null>"
     assert str(inner.field("logprobs").type) == "list<element: float not null>"
     assert str(schema.field("reward").type) == "double"
+    lone = RolloutRecord("e", "1", "1", "u", (Turn("\ud800", "user"),), 0.0)
+    assert_raises(DataError, "expected text in Unicode", stored, [lone])
 
 
 def read_back(folder: Path, **changed: pa.Array) -> list[RolloutRecord]:
@@ -299,19 +300,6 @@ def read_back(folder: Path, **changed: pa.Array) -> list[RolloutRecord]:
 def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array], message: str, tmp_path: Path) -> None:
     assert read_back(tmp_path / "whole")
     assert_raises(DataError, f"part-1.parquet: .*{message}", read_back, tmp_path / "broken", **changed)
-
-
-def test_the_comparison_sees_differences() -> None:
-    for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
-        assert not same_values(one, other)
-        assert rollout(0, metadata={"x": one}) != rollout(0, metadata={"x": other})
-    assert rollout(0) != rollout(0, created=1.5)
-    assert rollout(0) != rollout(0, tokens=6)
-
-
-def test_text_must_be_unicode() -> None:
-    lone = RolloutRecord("e", "1", "1", "u", (Turn("\ud800", "user"),), 0.0)
-    assert_raises(DataError, "expected text in Unicode", stored, [lone])
 
 
 class Everything:
