@@ -42,7 +42,6 @@ def rollout(
     tokens: int = 5,
     metadata: dict[str, Any] | None = None,
 ) -> RolloutRecord:
-    """A rollout of two turns with uid ``r{number}`` whose reward is its number unless it is given."""
     rng = np.random.default_rng(number)
     answer = rng.integers(0, 1000, tokens)
     return RolloutRecord(
@@ -62,7 +61,6 @@ def rollout(
 
 
 def group(first: int, size: int = 4, **options: Any) -> list[RolloutRecord]:
-    """Rollouts of one group, numbered from ``first``."""
     return [rollout(number, **options) for number in range(first, first + size)]
 
 
@@ -76,7 +74,6 @@ DECLARED = [RolloutColumn(f"per_{per}", per, "float32", (2,)) for per in ("token
 
 
 def with_columns(length: int) -> RLExample:
-    """An example of so many tokens, with a column for each of what columns may be of."""
     columns = {"per_token": np.ones((length, 2)), "per_example": [length, 1.0]}
     mask, nothing = np.arange(length) % 2 > 0, np.zeros(length)
     return RLExample(nothing.astype(int), mask, nothing, nothing, columns=columns, declared=DECLARED)

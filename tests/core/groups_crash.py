@@ -29,7 +29,6 @@ ROLLOUTS = {f"r{number}": rollout(number) for number in (*FIRST, *LAST)}
 
 
 def script() -> Iterator[tuple[str, Any]]:
-    """What the process does, in order: rollouts it adds, and batches it asks for."""
     numbers = list(FIRST)
     yield "add", numbers[:8]
     yield "add", [*numbers[8:14], 0]
@@ -52,14 +51,12 @@ def drawn(buffer: RolloutBuffer) -> list[list[str]]:
 
 
 def run(root: Path, tell: Callable[..., None]) -> None:
-    """All steps of the script; ``tell`` is told what has been acknowledged."""
     with opened(root, sync=True) as buffer:
         for what, given in script():
             tell(what, act(buffer, what, given))
 
 
 def act(buffer: RolloutBuffer, what: str, given: Any) -> Any:
-    """One step of the script; what can be told of it."""
     if what == "add":
         buffer.add_rollouts(map(rollout, given))
     elif what == "flush":
@@ -71,7 +68,6 @@ def act(buffer: RolloutBuffer, what: str, given: Any) -> Any:
 
 
 def check(root: Path, told: list[Any]) -> None:
-    """What was acknowledged is there, once, and as it was."""
     with opened(root) as buffer:
         batches = drawn(buffer)
         for what, given in told:
@@ -93,7 +89,6 @@ def check(root: Path, told: list[Any]) -> None:
 
 
 def check_end(root: Path) -> None:
-    """After the script came to its end: every rollout is there once, and all were drawn."""
     with opened(root) as buffer:
         buffer.flush()
         buffer.create_and_store_batch(4)

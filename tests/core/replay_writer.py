@@ -13,7 +13,6 @@ PIXELS = 1500
 
 
 def rows_of(writer: int, first: int, n: int) -> dict[str, Any]:
-    """Rows of a writer that say which they are in every field, and carry a checksum."""
     numbers = np.arange(first, first + n, dtype=np.int64)
     values = (numbers[:, None] * 7 + np.arange(WIDTH) + writer * 13).astype(np.float64)
     pixels = ((numbers[:, None] + np.arange(PIXELS) + writer) % 251).astype(np.uint8)
@@ -22,7 +21,6 @@ def rows_of(writer: int, first: int, n: int) -> dict[str, Any]:
 
 
 def checksums(rows: dict[str, Any]) -> npt.NDArray[np.int64]:
-    """What the field ``checksum`` must be."""
     return np.array(
         [
             zlib.crc32(b"".join(part.tobytes() for part in row))
@@ -35,7 +33,6 @@ def checksums(rows: dict[str, Any]) -> npt.NDArray[np.int64]:
 
 
 def main(folder: str, writer: int, size: int) -> None:
-    """Write rows of all sizes until the input ends, some of them in place."""
     from mouse_core.replay import MemmapStorage, ReplayBuffer
 
     buffer = ReplayBuffer(MemmapStorage(size, folder))

@@ -22,7 +22,6 @@ class Case:
     ratios: np.ndarray
 
     def arrays(self, *, truncation: bool = True, convert: Any = np.asarray) -> dict[str, Any]:
-        """The arguments of the functions."""
         names = ["rewards", "values", "dones", "last_values", *(["time_outs", "final_values"] * truncation)]
         return {name: convert(getattr(self, name)) for name in names}
 
@@ -76,7 +75,6 @@ def random_case(seed: int, steps: int, envs: int, *, ends: float = 0.3, dtype: s
 
 
 def columns(case: Case, env: int) -> dict[str, list[float]]:
-    """One environment as plain numbers."""
     return {
         name: [float(number) for number in getattr(case, name)[:, env, 0]]
         for name in ("rewards", "values", "dones", "time_outs", "final_values", "ratios")
@@ -84,14 +82,12 @@ def columns(case: Case, env: int) -> dict[str, list[float]]:
 
 
 def following(one: dict[str, list[float]], row: int, *, truncation: bool) -> float:
-    """The value of what a row leads to."""
     if one["dones"][row]:
         return one["final_values"][row] if truncation and one["time_outs"][row] else 0.0
     return one["values"][row + 1] if row + 1 < len(one["values"]) else one["last"][0]
 
 
 def each_env(case: Case, compute: Any) -> np.ndarray:
-    """`compute(one)` of every environment, as `[T, N, 1]`."""
     return np.stack([np.array(compute(columns(case, env))) for env in range(case.rewards.shape[1])], axis=1)[..., None]
 
 
@@ -184,7 +180,6 @@ def vtrace(case: Case, discount: float, lam: float, rho: float, c: float, pg: fl
 
 
 def trajectories(dones: np.ndarray) -> list[tuple[int, int, int]]:
-    """(environment, first row, row after the last) of every trajectory."""
     found = []
     for env in range(dones.shape[1]):
         first = 0

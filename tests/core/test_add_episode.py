@@ -1,5 +1,6 @@
 """Episodes as a simulator gives them, against plain Python that knows which row a transition stands in."""
 
+from itertools import cycle, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,6 @@ SHAPE = (6, 5, 3)
 
 
 def episode(seed: int, steps: int = 4, *, final: bool = True, end: str = "terminated", **more: Any) -> dict[str, Any]:
-    """An episode of nested observations whose values are all different."""
     rng, rows = np.random.default_rng(seed), steps + final
     return {
         "observations": {
@@ -39,7 +39,6 @@ def store_of(count: int = 3, **options: Any) -> DatasetStore:
 
 
 def rows_of(given: dict[str, Any], alignment: str) -> list[dict[str, Any]]:
-    """The rows of an episode, one by one."""
     steps, seen = len(given["rewards"]), given["observations"]
     count = steps + 1 if alignment == "arrived" else steps
     code = 1 if given["terminated"] else 2 if given["truncated"] else 0
@@ -60,7 +59,7 @@ def rows_of(given: dict[str, Any], alignment: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("first", ["T", "T+1", "arrived", "outgoing"])
 def test_rows_stand_where_an_oracle_has_them(first: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -132,7 +131,7 @@ def test_batches_have_the_names_dtypes_and_shapes_that_came_in(tmp_path: Path) -
         assert np.array_equal(mouse[0]["obs_continuous"], stored[0]["observation.arm.state"].astype(float))
 
 
-def test_a_layout_is_kept_by_a_refreshed_source() -> None:
+def test_layouts_are_kept_and_crop_images() -> None:
     store = store_of(1)
     source = BatchSource(store, 3, 2, layout="mouse")
     store.add_episode(episode(7))
@@ -140,6 +139,10 @@ def test_a_layout_is_kept_by_a_refreshed_source() -> None:
     assert list(later.spec) == [*MOUSE]
     assert later.snapshot.num_rows == len(store)
     assert_raises(ConfigError, r"layout: expected one of .*found 'flat'", BatchSource, store, 3, 2, layout="flat")
+    store = store_of()
+    images = ImageFields(("observation.image",), crop=RandomCrop(4, 4))
+    source = BatchSource(store, 3, 2, augment=AugmentTokensConfig(by_field=(images,)))
+    assert described(source)["observation.image"] == "uint8 [2, 3, 4, 4, 3]"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,6 @@ def test_infos_and_parts_of_actions_belong_to_their_transition() -> None:
 
 
 def agents_of(seed: int, steps: int, agents: int, **more: Any) -> dict[str, Any]:
-    """An episode of agents that end one by one, with True again behind some ends."""
     rng = np.random.default_rng(seed)
     ends = rng.integers(0, steps, agents)
     ends[rng.integers(agents)] = steps - 1
@@ -262,7 +264,6 @@ def agents_of(seed: int, steps: int, agents: int, **more: Any) -> dict[str, Any]
 
 
 def agent_rows(given: dict[str, Any], alignment: str) -> list[dict[str, Any]]:
-    """The rows of an episode of agents, agent by agent."""
     steps, agents = given["rewards"].shape[:2]
     codes = np.zeros((steps, agents), int).tolist()
     for agent in range(agents):
@@ -281,8 +282,15 @@ def agent_rows(given: dict[str, Any], alignment: str) -> list[dict[str, Any]]:
     return [nothing, *rows] if alignment == "arrived" else rows
 
 
-@pytest.mark.parametrize("where", ["memory", "disk", "saved", "view", "datasets"])
-@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize(
+    ("where", "alignment"),
+    [
+        *product(["memory", "disk"], ["arrived", "outgoing"]),
+        ("saved", "arrived"),
+        ("view", "outgoing"),
+        ("datasets", "arrived"),
+    ],
+)
 def test_agents_that_end_one_by_one(alignment: Any, where: str, tmp_path: Path) -> None:
     given = [agents_of(seed, 4 + seed, 3) for seed in range(6)]
     given.append(
@@ -404,8 +412,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("before", ["nothing", "episode", "disk"])
+@pytest.mark.parametrize(("case", "before"), [*zip(BAD, cycle(["nothing", "episode", "disk", "episode"]))])
 def test_what_is_refused_changes_nothing(case: str, before: str, tmp_path: Path) -> None:
     change, error, match = BAD[case]
     store = DatasetStore.open(tmp_path / "store", "a") if before == "disk" else DatasetStore()
@@ -437,11 +444,4 @@ def test_later_episodes_must_be_like_the_first() -> None:
     assert_raises(ConfigError, "found list; add_episodes takes several", store.add_episode, [episode(0)])
     with pytest.raises(ConfigError, match=r"add_episodes: expected a list of episodes, found one .*; call add_episode"):
         store.add_episodes(episode(0))
-    assert_raises(MouseError, "spec", DatasetStore(spec={"missing": SimpleNamespace()}).add_episode, episode(0))
-
-
-def test_images_that_keep_their_shape_are_cropped() -> None:
-    store = store_of()
-    images = ImageFields(("observation.image",), crop=RandomCrop(4, 4))
-    source = BatchSource(store, 3, 2, augment=AugmentTokensConfig(by_field=(images,)))
-    assert described(source)["observation.image"] == "uint8 [2, 3, 4, 4, 3]"
+    assert_raises(MouseError, "spec", DatasetStore, spec={"missing": SimpleNamespace()})

@@ -63,7 +63,6 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Snapshot]:
-    """A folder, and its rows in memory."""
     rows = 3_000
     number, rng = np.arange(rows), np.random.default_rng(5)
     columns = {
@@ -289,7 +288,6 @@ def test_what_cannot_be_had_is_an_error_of_its_batch(both: Any, monkeypatch: pyt
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of columns of all kinds."""
     rows = 1_000
     number, rng = np.arange(rows), np.random.default_rng(2)
     columns = {
@@ -323,13 +321,11 @@ class Advice:
         self.given += [(*place, advice) for place in zip(begins.tolist(), sizes.tolist(), strict=True)]
 
     def asked(self) -> list[tuple[int, int]]:
-        """Begins and ends of the ranges that are to be read."""
         return [(begin, begin + size) for begin, size, advice in self.given if advice == readahead._WILL_NEED]
 
 
 @pytest.fixture(scope="module")
 def layouts(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Stores of the saved rows in both layouts."""
     folders = [tmp_path_factory.mktemp("layouts") / layout for layout in ("columns", "windows")]
     for folder in folders:
         with DatasetStore.open(folder, "a", layout=folder.name, **OPTIONS) as writer:
@@ -341,7 +337,6 @@ def layouts(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 def test_batches_of_files_that_do_not_fit_are_the_same(
     saved: Path, layouts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datasets, stores in both layouts, and blocks of them."""
     give = readahead._madvise()
     stores = [DatasetStore.open(saved, **OPTIONS)]
     stores += [DatasetStore.open(folder, verify=verify, **OPTIONS) for folder in layouts for verify in (True, False)]
@@ -478,7 +473,6 @@ def test_ranges_are_merged_over_gaps() -> None:
 def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of a single step stand in their views by then, with their value beside their size."""
     with DatasetStore.open(tmp_path, "a", layout="windows") as writer:
         writer.from_dataset(table_of("numbers", 0, 2_000))
     store, memory = DatasetStore.open(tmp_path), DatasetStore().from_dataset(table_of("numbers", 0, 2_000))
@@ -502,7 +496,6 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
 
 @takes_advice
 def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of record batches and offsets of lists, once one had to be waited for."""
     rows, given = 3_000, list[list[tuple[int, int]]]()
 
     def advise(begins: Int64s, sizes: Int64s, advice: int) -> None:
@@ -530,7 +523,6 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
 
 @takes_advice
 def test_what_gathering_reads_is_asked_for_and_little_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of differing lengths, encoded images, numbers with nulls: the bytes of the rows that a batch has."""
     rows = 2_000
     number = np.arange(rows)
     encoded = encode_png(np.zeros((4, 4, 1), np.uint8))

@@ -48,7 +48,6 @@ CONFIG = AugmentTokensConfig(
 
 
 def make_batch(*, offsets: tuple[int, ...] = (), size: int = SIZE) -> dict[str, np.ndarray]:
-    """Fields of a user's own, at so many offsets."""
     random, shape = np.random.default_rng(3), (size, LENGTH, *offsets)
     return {
         "action": random.integers(0, ACTIONS, shape),
@@ -78,20 +77,14 @@ def test_values_are_those_by_hand(offsets: tuple[int, ...]) -> None:
     assert augmented["else"] is batch["else"]
 
 
-def test_fields_of_one_permutation_stay_in_step() -> None:
+def test_fields_of_one_permutation_stay_in_step_and_endpoints_become_what_they_are_said_to() -> None:
     batch = make_batch()
     augmented = apply(batch, draw(CONFIG, KEY, (SIZE, LENGTH)))
     for codes in ("action", "previous"):
-        for columns in ("q_star", "legal"):
-            if columns == "legal":  # which is masked, too
-                continue
-            before = np.take_along_axis(batch[columns], batch[codes][..., None].astype(int), 2)
-            after = np.take_along_axis(augmented[columns], augmented[codes][..., None].astype(int), 2)
-            assert np.array_equal(before, after)
+        before = np.take_along_axis(batch["q_star"], batch[codes][..., None].astype(int), 2)
+        after = np.take_along_axis(augmented["q_star"], augmented[codes][..., None].astype(int), 2)
+        assert np.array_equal(before, after)
     assert (augmented["action"] != batch["action"]).any()
-
-
-def test_endpoints_become_what_they_are_said_to() -> None:
     numbers = np.array([[-2.0, 0.0, 2.0, 4.0]])
     config = AugmentTokensConfig(by_field=[ScaleFields("x", endpoints=((-2, 0), (2, 1)))])
     assert apply({"x": numbers}, draw(config, KEY, (1, 4)))["x"].tolist() == [[0.0, 0.5, 1.0, 1.5]]
@@ -117,9 +110,6 @@ def test_what_one_draws_does_not_depend_on_what_else_is_asked_for() -> None:
                 assert np.array_equal(drawn, getattr(whole, kind)[name])
     turned = AugmentTokensConfig(by_field=CONFIG.by_field[::-1], permute_done=True, deliver_masks=True)
     assert np.array_equal(draw(turned, KEY, (SIZE, LENGTH)).columns["legal"], whole.columns["legal"])
-
-
-def test_other_names_draw_other_numbers() -> None:
     drawn = [
         draw(AugmentTokensConfig(by_field=[PermuteFields(50, codes=name)]), KEY, (4, 1)).permutations[name]
         for name in ("one", "other")
@@ -330,14 +320,11 @@ def test_what_does_not_suit_a_source(part: Any, options: dict[str, Any], message
         BatchSource(make_store(), augment=AugmentTokensConfig(by_field=[part]), **options)
 
 
-def test_masks_that_windows_deliver_are_not_written_over() -> None:
+def test_a_code_out_of_range_names_its_place_and_delivered_masks_stay() -> None:
     config = AugmentTokensConfig(by_field=[MaskFields("room", 0.1)], deliver_masks=True)
     assert BatchSource(make_store(), augment=config, windows={"action": [0]})[0]["room_mask"].dtype == bool
     with pytest.raises(ConfigError, match="deliver_masks: room: expected a batch without a field room_mask"):
         BatchSource(make_store(), augment=config, windows={"room": [0]})
-
-
-def test_a_code_out_of_range_names_its_place() -> None:
     config = AugmentTokensConfig(by_field=[PermuteFields(2, codes="room")])
     batch = {"room": np.zeros((2, 3, 4), np.int64)}
     batch["room"][1, 2, 3] = 2
@@ -358,9 +345,6 @@ def test_the_augmenter_takes_fields_by_name_with_and_without_steps() -> None:
     found = augmenter(single)
     assert_same(found, apply(single, draws, batch_dims=1))
     assert found["torque_mask"].shape == (SIZE,)
-
-
-def test_the_augmenter_misses_a_field_by_name() -> None:
     batch = make_batch()
     del batch["legal"]
     augmenter = TokenAugmenter(CONFIG)

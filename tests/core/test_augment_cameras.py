@@ -30,7 +30,6 @@ BRIGHTER = AugmentScalarSpec(low=1.2, high=1.6)
 
 
 def make_store(rows: int = 60) -> DatasetStore:
-    """Cameras whose pixels differ within an image, so that a crop says where it was cut."""
     random = np.random.default_rng(2)
     store = DatasetStore(fields=[Field("wrist", image=True), Field("depth", image=True)])
     columns = {"obs_image": "observation_image"}
@@ -49,7 +48,6 @@ def cameras(size: int = 5, length: int = 3) -> dict[str, np.ndarray]:
 
 
 def places(whole: np.ndarray, part: np.ndarray) -> set[tuple[int, int]]:
-    """Where in an image ``[H, W, C]`` a smaller one stands."""
     (height, width), (tall, wide) = part.shape[:2], whole.shape[:2]
     return {
         (y, x)

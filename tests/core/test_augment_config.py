@@ -24,7 +24,7 @@ from tests.raising import assert_raises
 KEY = Key(0, Purpose.AUGMENT)
 
 
-def test_the_configuration_of_the_readme() -> None:
+def test_configurations_are_values() -> None:
     config = mouse_core.AugmentTokensConfig(
         scale_reward=mouse_core.AugmentScalarSpec(mean=1.0, low=0.5, high=2.0),
         permute_action="both",
@@ -32,6 +32,12 @@ def test_the_configuration_of_the_readme() -> None:
     )
     assert config.active
     assert config.masked() == ["reward", "obs_continuous"]
+    config = full_config()
+    assert config == full_config() == pickle.loads(pickle.dumps(config))
+    assert len({config, full_config(), full_config(permute_done=False)}) == 2
+    assert AugmentScalarSpec(mean=np.float32(2), std=np.int64(1)) == AugmentScalarSpec(2.0, 1.0)
+    with pytest.raises(AttributeError):
+        config.enabled = False  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -105,25 +111,13 @@ def test_what_is_needed_and_not_given() -> None:
     assert draw(full_config(max_num_actions=0), KEY, (2, 3), fields={"reward"}).permutations == {}
 
 
-def test_equal_bounds_fix_a_scalar() -> None:
+def test_scalars_may_be_fixed_and_never_reach_their_upper_bound() -> None:
     spec = AugmentScalarSpec(low=0.7, high=0.7)
     assert spec.draw(KEY) == 0.7
     assert spec.is_always(0.7)
     assert not spec.is_always(1.0)
     assert not AugmentScalarSpec(mean=1.0, low=0.5, high=2.0).is_always(1.0)
     assert not AugmentScalarSpec(mean=1.0, std=0.1).is_always(1.0)
-
-
-def test_the_upper_bound_is_never_drawn() -> None:
     low, high = 1.0, math.nextafter(1.0, 2.0)
     spec = AugmentScalarSpec(low=low, high=high)
     assert {spec.draw(KEY.with_call(call)) for call in range(100)} == {low}
-
-
-def test_configurations_are_values() -> None:
-    config = full_config()
-    assert config == full_config() == pickle.loads(pickle.dumps(config))
-    assert len({config, full_config(), full_config(permute_done=False)}) == 2
-    assert AugmentScalarSpec(mean=np.float32(2), std=np.int64(1)) == AugmentScalarSpec(2.0, 1.0)
-    with pytest.raises(AttributeError):
-        config.enabled = False  # type: ignore[misc]

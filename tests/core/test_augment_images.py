@@ -20,7 +20,6 @@ def key(seed: int = 0) -> Key:
 
 
 def pictures(batch: int, length: int, height: int, width: int, channels: int = 2) -> np.ndarray:
-    """Images in which every pixel says where it is; no two images are equal."""
     shape = (batch, length, height, width, channels)
     return np.arange(np.prod(shape)).reshape(shape)
 
@@ -98,7 +97,6 @@ def test_every_place_is_as_likely(per: Any) -> None:
 
 
 def test_images_whose_channels_come_first_are_refused() -> None:
-    """Their rows are not where rows are looked for."""
     for config in (RandomShift(2), RandomCrop(3, 3)):
         cropping = AugmentTokensConfig(crop_obs_image=config)
         images = np.zeros((2, 3, 5, 6, 7), np.uint8)

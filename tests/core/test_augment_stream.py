@@ -55,9 +55,6 @@ def test_views_share_all_but_masks() -> None:
     assert_same(source(config)[7], views[0])
     for name in FIELDS:
         assert not np.array_equal(views[0][f"{name}_mask"], views[1][f"{name}_mask"])
-
-
-def test_views_of_a_batch_that_is_not_augmented() -> None:
     views: Any = source(None, views=2)[3]
     plain = source(None)[3]
     for view in views:
@@ -66,7 +63,6 @@ def test_views_of_a_batch_that_is_not_augmented() -> None:
 
 @pytest.mark.parametrize("size", [4, 400])
 def test_what_is_done_to_a_view_stays_with_it(size: int) -> None:
-    """Whatever is masked or not, in small batches and in those whose memory is kept."""
     for config in (None, full_config(), full_config(mask_prob=AugmentMaskProbConfig(reward=0.5))):
         other: Any = source(config, views=3, size=size)[3]
         for number in range(3):
@@ -88,13 +84,18 @@ def test_nothing_enabled_is_no_augmentation() -> None:
         assert mine.spec == plain.spec
 
 
-def test_a_short_batch_is_drawn_for_its_size() -> None:
+def test_short_and_large_batches_are_drawn_for_their_size() -> None:
     config = full_config()
     options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "size": 5}
     mine, plain = source(config, **options), source(None, **options)
     assert len(plain[2]["reward"]) == 2
     draws = draw(config, Key(0, Purpose.AUGMENT, 2), (2, 5), fields=set(plain[2]), image_shape=IMAGE)
     assert_same(mine[2], dict(apply(plain[2], draws, image_shape=IMAGE)))
+    mine, plain = source(full_config(), size=1000), source(None, size=1000)
+    draws_of = [draw(full_config(), Key(0, Purpose.AUGMENT, i), (1000, 5), image_shape=IMAGE) for i in range(4)]
+    held = [mine[index] for index in range(4)]
+    for index, batch in enumerate(held):
+        assert_same(batch, dict(apply(plain[index], draws_of[index], image_shape=IMAGE)))
 
 
 def test_the_spec_says_what_comes() -> None:
@@ -150,15 +151,6 @@ def test_a_framework_without_doubles_gets_the_same_numbers_rounded() -> None:
         source(huge, replace_dtypes={"float64": "float32"})[0]
 
 
-def test_large_batches_in_kept_memory() -> None:
-    """A batch of more than a megabyte lies in memory that is used again; augmented fields must not be lost in it."""
-    mine, plain = source(full_config(), size=1000), source(None, size=1000)
-    draws_of = [draw(full_config(), Key(0, Purpose.AUGMENT, i), (1000, 5), image_shape=IMAGE) for i in range(4)]
-    held = [mine[index] for index in range(4)]
-    for index, batch in enumerate(held):
-        assert_same(batch, dict(apply(plain[index], draws_of[index], image_shape=IMAGE)))
-
-
 def test_a_state_of_another_augmentation_is_refused() -> None:
     config = full_config()
     with PrefetchBatchifier(STORE, 5, 4, seed=3, augment=config) as loader:
@@ -199,20 +191,14 @@ def test_what_cannot_be_done_is_found_at_once(config: Any, options: dict[str, An
     assert_raises(ConfigError, message, source, config, **options)
 
 
-def test_vector_actions_cannot_be_permuted() -> None:
+def test_codes_that_are_none_are_named_and_fields_left_out_need_nothing() -> None:
     store = DatasetStore()
     store.extend({"action": np.zeros((9, 2), np.float32), "reward": np.zeros(9), "done": np.zeros(9, np.int64)})
     config = AugmentTokensConfig(permute_action="input", max_num_actions=2)
     assert_raises(ConfigError, "action: expected integer codes", BatchSource, store, 2, 2, augment=config)
     BatchSource(store, 2, 2, augment=AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(action=0.5)))[0]
-
-
-def test_a_state_out_of_range_names_itself() -> None:
     with pytest.raises(DataError, match=rf"obs_discrete: expected 0..2, found [3-{STATES}] at row"):
         source(full_config(max_num_obs_discrete=3))[0]
-
-
-def test_fields_left_out_need_nothing() -> None:
     config = AugmentTokensConfig(permute_obs_discrete=True, crop_obs_image=RandomShift(), scale_reward=UNIFORM)
     batch = source(config, fields=["reward"])[0]
     assert set(batch) == {"reward"}

@@ -39,7 +39,6 @@ def configurations(draw: st.DrawFn, rows: int) -> dict[str, Any]:
 
 
 def assert_starts(source: BatchSource, index: int, rows: int, drop_last: bool, sampling: str) -> np.ndarray:
-    """The starts of a batch obey the law of the mode; where it says them outright they are these."""
     starts = source.plan(index).starts
     length, batch_size = source.sequence_length, source.batch_size
     assert starts.dtype == np.int64
@@ -80,7 +79,6 @@ def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World,
 
 
 def test_no_shard_gets_fewer_windows_than_the_others() -> None:
-    """Whether a sampler keeps the rest of an epoch is not the only thing that counts: the rest may be even."""
     store = example_store(96)
     options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "shard": (3, 4)}
     with pytest.raises(ConfigError, match=r"4 shards divide evenly, found batch 1 with 2 windows; .*drop_last=True"):
@@ -95,8 +93,6 @@ def test_no_shard_gets_fewer_windows_than_the_others() -> None:
     with PrefetchBatchifier(store, 12, 4, **{**options, "shard": (0, 1)}) as loader:
         assert len([*loader][-1]["reward"]) == 1
 
-
-def test_a_sampler_whose_batches_are_uneven_is_found_out_at_the_batch() -> None:
     class Uneven:
         sequence_length, batch_size = 2, 4
 

@@ -17,8 +17,6 @@ from tests.raising import assert_raises
 
 
 class TestOnTheHost(DeviceReplayConformance):
-    """A buffer stands for a replay on a device."""
-
     def init(self, example: Any, capacity: int, *, seed: int, **options: Any) -> Any:
         return Setup(steps=capacity // (options["num_envs"] or 1), **options).host(seed)
 
@@ -119,7 +117,7 @@ class RowsAlone(DeviceSampler):
         return state, self.units.plan(xp, state, ring, xp.range(size))
 
 
-def test_a_sampler_of_rows_refuses_slices() -> None:
+def test_a_sampler_of_rows_refuses_slices_and_one_of_another_kind_is_refused() -> None:
     units = SliceUnits(Slices(sequence_length=2), EpisodeFields(("done",), None, True), None)
     buffer = ReplayBuffer(ArrayStorage(9), HostSampler(RowsAlone(units=units)), batch_size=4)
     buffer.extend({"done": np.zeros(6, bool)})
@@ -127,9 +125,6 @@ def test_a_sampler_of_rows_refuses_slices() -> None:
         ConfigError, match=r"expected slices, as units\.at_slots and units\.find return them, found slots of rows"
     ):
         buffer.sample()
-
-
-def test_a_sampler_of_another_kind_is_refused() -> None:
     given: Any
     for given in (RowsAlone, object()):
         assert_raises(ConfigError, "expected an instance of a subclass of DeviceSampler, found", HostSampler, given)

@@ -16,7 +16,6 @@ from tests.raising import assert_raises
 
 
 def example(number: int, length: int) -> RLExample:
-    """An example whose values say which token of which example they belong to."""
     places = np.arange(length)
     return RLExample(1000 * number + places + 1, places % 2 == 1, places + 0.5, -places - 0.25, f"r{number}")
 

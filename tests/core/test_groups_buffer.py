@@ -109,7 +109,6 @@ def test_adding_again_changes_nothing_and_more_than_a_group_is_several(make: Mak
 
 
 def test_a_uid_names_one_rollout(make: Make, tmp_path: Path) -> None:
-    """Sealed or waiting, whoever has it in memory; when it was made and by whom is not what it is."""
     columns = [RolloutColumn("b", "example"), RolloutColumn("a", "example")]
     own = {"a": np.float32(1), "b": np.float32(2)}
     known = [replace(item, columns=own, metadata=METADATA) for item in group(0, 5)]
@@ -273,7 +272,6 @@ def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
 
 
 def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
-    """Files of other tools may have them."""
     buffer = make()
     full = [replace(item, metadata={"a": 1}) for item in group(0, 4)]
     buffer.add_rollouts(full)
@@ -648,7 +646,6 @@ def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tm
 
 
 def test_rewards_may_be_unknown_until_a_batch_maker_needs_them(tmp_path: Path) -> None:
-    """A judge reads rollouts from one folder, and adds them with rewards to another."""
     given = [replace(one, reward=None, turns=(Turn("4", "assistant", [1], [-0.5]),)) for one in group(0, 5)]
     with RolloutBuffer(tmp_path / "unscored", 4, seal_timeout=1e6, sync=False) as unscored:
         assert unscored.add_rollouts(given) == 5

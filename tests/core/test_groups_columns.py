@@ -110,7 +110,6 @@ def some_value(column: RolloutColumn, rng: np.random.Generator, count: int | Non
 
 
 def some_rollout(seed: int, uid: str) -> RolloutRecord:
-    """One whose turns and itself have some of the columns."""
     rng = np.random.default_rng(seed)
 
     def columns(count: int | None) -> dict[str, Any]:
@@ -142,7 +141,6 @@ def told(rollout: RolloutRecord, name: str) -> Any:
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """From the log, from files, from batches; each value where an oracle says, padded, packed and concatenated."""
     root = tmp_path_factory.mktemp("rollouts")
     added = [some_rollout(seed + number, f"{number}") for number in range(5)]
     maker = GrpoBatchMaker(filter_zero_variance=False)
@@ -199,7 +197,6 @@ def test_places_of_examples_are_as_many_as_were_said() -> None:
 
 
 def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
-    """What the tokens at some places have of every column: their own values, and their example's."""
     found = [arrays["tokens"][where].tobytes()]
     for column in COLUMNS:
         values = arrays[column.name]

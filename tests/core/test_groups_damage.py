@@ -36,7 +36,6 @@ def opened(folder: Path) -> RolloutBuffer:
 
 
 def all_there_is(folder: Path) -> list[Any]:
-    """Everything that a folder says, read by whoever reads alone and by its buffer."""
     said: list[Any] = [(one, one.group_uid) for one in open_rollouts(folder)]
     with opened(folder) as buffer:
         said += [(one, one.group_uid) for one in buffer.rollouts()]
@@ -52,7 +51,6 @@ def all_there_is(folder: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some of everything."""
     root: Path = tmp_path_factory.mktemp("damage") / "whole"
     maker = GrpoBatchMaker(older_groups="keep")
     with RolloutBuffer(root, 4, seal_timeout=1e6, batch_maker=maker, columns=COLUMNS, sync=False) as buffer:
@@ -68,7 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def damages(content: bytes, several: int) -> Iterator[tuple[str, bytes | None]]:
-    """What can become of a file: its content, or None where it is gone."""
     yield "removed", None
     if several > 1:
         yield "emptied", b""

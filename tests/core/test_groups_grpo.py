@@ -42,12 +42,10 @@ def uids(batch: list[RLExample] | None) -> list[str]:
 
 
 def everything(maker: GrpoBatchMaker) -> set[str]:
-    """The uids of all that can be drawn; they are drawn."""
     return set(uids(maker.create_batch(maker.available))) if maker.available else set()
 
 
 def lose(folder: Path, kept: str) -> None:
-    """Remove what a buffer may have lost before a restart: its log, or the files of its batches."""
     if kept == "no log":
         lose_index(folder)
     elif kept == "no files":
@@ -56,7 +54,6 @@ def lose(folder: Path, kept: str) -> None:
 
 
 def by_hand(rewards: list[float], advantage: Any) -> list[float]:
-    """Advantages as they are written down."""
     n = len(rewards)
     if n == 1 or len(set(rewards)) == 1:
         return [0.0] * n
@@ -436,7 +433,6 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str,
     ("versions", "kept"), [(("1", "1.0", "1"), "1"), (("1", "1.0"), "1.0"), (("1.0", "1", "2", "1.5"), "2")]
 )
 def test_a_restart_and_versions_that_replace_each_other(tmp_path: Path, versions: tuple[str, ...], kept: str) -> None:
-    """Of versions that are equal as numbers the one that came last is kept."""
     drawn = []
     for restart in (False, True):
         whole = buffer(tmp_path / str(restart))
@@ -529,8 +525,6 @@ def test_any_maker_gets_every_rollout_once(tmp_path: Path, says: str, kept: str)
 
 
 class Unsaid(Queue):
-    """A queue whose examples are only parts of rollouts, and that does not say of which."""
-
     metadata: Any = None
 
     def create_batch(self, batch_size: int) -> list[RLExample] | None:

@@ -38,15 +38,12 @@ def fed(rollouts: list[RolloutRecord], **options: Any) -> GrpoBatchMaker:
 
 
 def everything(maker: GrpoBatchMaker) -> dict[str, RLExample]:
-    """All that can be drawn, by uid; it is drawn."""
     batch = maker.create_batch(maker.available) if maker.available else []
     assert batch is not None
     return {example.rollout_uid: example for example in batch}
 
 
 def test_an_advantage_may_change_those_of_the_drawn_batch() -> None:
-    """Such as REINFORCE++, which normalises them over the tokens of the batch."""
-
     class PlusPlus(DrGrpo):
         def of_batch(self, rollouts: Any, worth: Any) -> Any:
             each = np.repeat(worth, [len(one.turns[1].tokens) for one in rollouts])
@@ -61,7 +58,6 @@ def test_an_advantage_may_change_those_of_the_drawn_batch() -> None:
 
 
 def test_an_advantage_of_ones_own_is_asked_for_one_whole_group_at_a_time() -> None:
-    """The others of a group are what a rollout is compared with, whatever has been drawn of them and of others."""
     items = [*group(0, 4, reward=1.0), rollout(10, example="b", reward=0.0), rollout(11, example="b", reward=1.0)]
 
     def centred(rewards: Any, groups: Any) -> Any:
@@ -170,7 +166,6 @@ def test_filters_are_those_of_a_loop(groups: list[list[float]], k: int, lengths:
 @pytest.mark.parametrize("way", ["buffer", "restarted", "rollouts read back"])
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_sealed_group_is_scored_by_itself(way: str, pooled: bool, tmp_path: Path) -> None:
-    """Also beside others of the same problem and version, whether they are drawn together or one after the other."""
     rewards = {"a": [0.0, 0, 0, 1], "b": [1.0, 1, 1, 0], "c": [1.0] * 4, "d": [0.0] * 4}
     items = [
         replace(rollout(n, reward=x), rollout_uid=f"{name}{n}") for name in rewards for n, x in enumerate(rewards[name])
@@ -334,7 +329,6 @@ def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
 
 
 def test_the_version_that_was_told_is_the_folders(tmp_path: Path) -> None:
-    """It outlives a restart, refuses what is later also without a batch maker, and says how stale batches are."""
     with RolloutBuffer(tmp_path, 4, sync=False) as buffer:
         buffer.add_rollouts(group(0, 4, version=3))
         buffer.set_policy_version(5)

@@ -31,7 +31,6 @@ COLUMNS = [
 
 
 def options(rng: random.Random) -> dict[str, Any]:
-    """Some batch maker."""
     filters = rng.sample([TopK(2), lambda rows: rows.tokens <= 8], k=rng.randint(0, 2))
     functions = [lambda rows: 0.5 ** (rows.staleness / 2), lambda rows: rows.newer < 9, lambda rows: rows.age <= 30]
     retention = rng.sample(functions, k=rng.randint(0, 2))

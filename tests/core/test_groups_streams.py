@@ -83,7 +83,6 @@ def test_micro_batches_are_few_and_those_that_cannot_be_planned_are_refused() ->
 
 
 def filled(root: Path, *, batches: int = 3, columns: Any = None, **options: Any) -> RolloutBuffer:
-    """A buffer with three batches of 10 examples, of 5 to 24 tokens, of versions 1 to 3."""
     buffer = RolloutBuffer(
         root, 8, batch_maker=GrpoBatchMaker(older_groups="keep"), columns=columns, sync=False, **options
     )
@@ -310,8 +309,6 @@ def test_staleness_is_that_of_when_the_batch_was_made(tmp_path: Path) -> None:
 
 
 def test_batches_of_a_line_that_a_trainer_left_are_stale(tmp_path: Path) -> None:
-    """A trainer that goes back to a checkpoint is given the batches behind it again."""
-
     def staleness(batches: Any) -> list[float]:
         return [next(stream).report["staleness_max"] for stream in [RolloutStream(batches, 200)] for _ in range(2)]
 
@@ -339,8 +336,6 @@ def test_batches_of_a_line_that_a_trainer_left_are_stale(tmp_path: Path) -> None
 
 def test_staleness_of_versions_that_are_no_numbers_and_of_none(tmp_path: Path) -> None:
     class Maker:
-        """Batches of what came first."""
-
         available = 0
 
         def __init__(self) -> None:

@@ -265,7 +265,6 @@ def test_columns_without_values_are_there_and_text_must_be_unicode(tmp_path: Pat
 
 
 def read_back(folder: Path, **changed: pa.Array) -> list[RolloutRecord]:
-    """Two rollouts of a turn each, of whose columns another tool has replaced some."""
     with RolloutBuffer(folder, group_size=2) as buffer:
         buffer.add_rollouts([replace(item, turns=item.turns[1:]) for item in group(0, 2)])
         (path,) = [one.path for one in buffer.rollouts().groups]
@@ -303,8 +302,6 @@ def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array],
 
 
 class Everything:
-    """Makes batches of all rollouts there are."""
-
     def __init__(self) -> None:
         self.rollouts: list[RolloutRecord] = []
 

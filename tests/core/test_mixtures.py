@@ -48,7 +48,6 @@ def oracle(weights: list[Any], n: int) -> list[int]:
 
 
 def numbered(member: int, rows: int, *, width: int = 3, episode: int = 10) -> DatasetStore:
-    """A store whose rows say in every column which they are."""
     store = DatasetStore(max_action_dim=4)
     grow(store, member, rows, width=width, episode=episode)
     return store
@@ -195,7 +194,6 @@ def test_random_windows_begin_anywhere_in_each_member() -> None:
 
 
 def test_members_draw_by_themselves() -> None:
-    """Two members of equal rows do not come with equal windows, nor do epochs that begin at another batch."""
     mixture = Mixture([numbered(0, 500), numbered(0, 500)])
     batch = BatchSource(mixture, 8, 64)[0]
     first, second = (batch["reward"][batch["member"][:, 0] == code][:, 0] for code in (0, 1))
@@ -250,14 +248,7 @@ def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> No
         BatchSource(Mixture({"in": below, "z": numbered(2, 60)}, field=outer), 4, 4)
 
 
-def test_rows_of_a_mixture_are_those_of_its_members() -> None:
-    mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
-    assert_raises(ConfigError, r"as in mixture.members\['a'\].to_dataset\(\)", mixture.to_dataset)
-    with pytest.raises(ConfigError, match="the rows of a member of a mixture, found a mixture"):
-        preprocess(mixture, dict, "never made")
-
-
-def test_weights_are_for_members_steps_or_trajectories() -> None:
+def test_weights_are_for_members_steps_or_trajectories_and_temperature_evens_them_out() -> None:
     members = {"a": numbered(0, 100, episode=10), "b": numbered(1, 300, episode=100)}
     assert shares_of(Mixture(members)) == [Fraction(1, 2), Fraction(1, 2)]
     assert shares_of(Mixture(members, [0.7, 0.3])) == [Fraction(7, 10), Fraction(3, 10)]
@@ -265,14 +256,18 @@ def test_weights_are_for_members_steps_or_trajectories() -> None:
     assert shares_of(Mixture(members, {"b": 1, "a": 2}, per="step")) == [Fraction(2, 5), Fraction(3, 5)]
     assert shares_of(Mixture(members, per="trajectory")) == [Fraction(10, 13), Fraction(3, 13)]
     assert Mixture(members, [3, 1]).shares_at() == {"a": 0.75, "b": 0.25}
-
-
-def test_temperature_evens_shares_out() -> None:
     members = {"a": numbered(0, 100), "b": numbered(1, 400)}
     for temperature in (0.5, 2.0, 3.0):
         found = list(Mixture(members, per="step", temperature=temperature).shares_at().values())
         wanted = np.array([100.0, 400.0]) ** (1 / temperature)
         np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
+    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
+    best = Mixture({name: store.best(0.5) for name, store in stores.items()}, {"a": 3, "b": 1})
+    assert {name: len(member) for name, member in best.members.items()} == {"a": 100, "b": 50}
+    assert best.shares_at() == {"a": 0.75, "b": 0.25}
+    batch = BatchSource(best, 5, 16)[0]
+    np.testing.assert_array_equal(batch["member"], batch["reward"] // FAR)
+    assert batch["reward"][batch["member"] == 0].min() >= 100  # later episodes have larger rewards
 
 
 @pytest.mark.parametrize(("per", "temperature"), [("member", 1e-300), ("step", 1e-3), ("member", 1.0), ("step", 1e300)])
@@ -297,7 +292,6 @@ def test_weights_of_one_ratio_are_one_mixture() -> None:
 
 
 def test_a_schedule_changes_shares_from_batch_to_batch() -> None:
-    """Offline to online: recorded rows alone, then some of both, from exactly the batches that it names."""
     stores = {"offline": numbered(0, 200), "online": numbered(1, 100)}
     weights = Schedule({0: {"offline": 1, "online": 0}, 5: {"offline": 3, "online": 1}, 9: [0, 1]})
     mixture = Mixture(stores, weights)
@@ -328,7 +322,7 @@ def test_each_stage_is_handed_out_as_if_it_were_the_first(stages: list[tuple[int
         assert source[index]["member"][:, 0].tolist() == oracle(schedule[first[stage]], end)[-4:]
 
 
-def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
+def test_a_member_whose_stage_has_not_come_or_has_no_weight_may_be_empty() -> None:
     stores = {"offline": numbered(0, 100), "online": DatasetStore(max_action_dim=4)}
     mixture = Mixture(stores, Schedule({0: [1, 0], 6: [1, 1]}))
     with PrefetchBatchifier(mixture, 8, 16, num_workers=0) as loader:
@@ -344,9 +338,6 @@ def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
         loader.next_batch()
         loader.next_batch()
         assert_raises(WorkerError, "found member 'online' without rows", loader.next_batch)
-
-
-def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
     mixture = Mixture({"a": numbered(0, 50), "b": DatasetStore(), "c": numbered(2, 50)}, [1, 0, 1])
     batch = BatchSource(mixture, 8, 16)[0]
     assert set(batch["member"].reshape(-1).tolist()) == {0, 2}
@@ -488,13 +479,23 @@ def test_whatever_rows_members_had_earlier_batches_come_again(
             np.testing.assert_array_equal(again[index][name], values)
 
 
-def test_shorter_actions_and_observations_are_padded_to_the_widest() -> None:
+def test_fields_are_padded_derived_and_normalised() -> None:
     mixture = Mixture({"a": numbered(0, 50, width=2), "b": numbered(1, 50, width=5)})
     batch = BatchSource(mixture, 8, 16)[0]
     assert batch["obs_continuous"].shape == (16, 8, 5)
     narrow = batch["obs_continuous"][batch["member"][:, 0] == 0]
     assert (narrow[..., 2:] == 0).all()
     assert (narrow[..., 1] == narrow[..., 0]).all()
+    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
+    derived = {"left": TimeToEnd()}
+    mixture = Mixture({name: DerivedStore(store, derived) for name, store in stores.items()})
+    batch = BatchSource(mixture, 5, 16)[2]
+    np.testing.assert_array_equal(batch["left"], 9 - batch["reward"].astype(int) % FAR % 10)
+    assert_raises(ConfigError, "whose shares would be lost", DerivedStore, mixture, derived)
+    mixture = Mixture({"a": numbered(0, 95), "b": numbered(1, 33)})
+    batch = BatchSource(mixture, 4, 8, normalize={"obs_continuous": "mean_std"})[0]
+    assert np.abs(batch["obs_continuous"]).max() < 4
+    assert batch["member"].max() == 1
 
 
 def test_members_must_fit_together() -> None:
@@ -547,7 +548,7 @@ def test_bad_arguments_say_what_was_expected() -> None:
     assert_raises(ConfigError, "a dict with the number of rows of each member", Mixture({"a": plain}).snapshot, 40)
 
 
-def test_a_mixture_is_taken_where_a_store_is() -> None:
+def test_a_mixture_is_taken_where_a_store_is_and_its_rows_are_those_of_members() -> None:
     mixture = three()
     assert len(mixture) == 690
     assert mixture.alignment == "arrived"
@@ -555,29 +556,7 @@ def test_a_mixture_is_taken_where_a_store_is() -> None:
     buffer = ReplayBuffer(mixture, batch_size=64)
     rows = buffer.sample()
     np.testing.assert_array_equal(np.asarray(rows["reward"]) // FAR, rows["member"])
-
-
-def test_views_of_members_keep_the_shares() -> None:
-    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
-    best = Mixture({name: store.best(0.5) for name, store in stores.items()}, {"a": 3, "b": 1})
-    assert {name: len(member) for name, member in best.members.items()} == {"a": 100, "b": 50}
-    assert best.shares_at() == {"a": 0.75, "b": 0.25}
-    batch = BatchSource(best, 5, 16)[0]
-    np.testing.assert_array_equal(batch["member"], batch["reward"] // FAR)
-    assert batch["reward"][batch["member"] == 0].min() >= 100  # later episodes have larger rewards
-
-
-def test_derived_fields_are_those_of_members() -> None:
-    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
-    derived = {"left": TimeToEnd()}
-    mixture = Mixture({name: DerivedStore(store, derived) for name, store in stores.items()})
-    batch = BatchSource(mixture, 5, 16)[2]
-    np.testing.assert_array_equal(batch["left"], 9 - batch["reward"].astype(int) % FAR % 10)
-    assert_raises(ConfigError, "whose shares would be lost", DerivedStore, mixture, derived)
-
-
-def test_normalised_fields_of_mixtures() -> None:
-    mixture = Mixture({"a": numbered(0, 95), "b": numbered(1, 33)})
-    batch = BatchSource(mixture, 4, 8, normalize={"obs_continuous": "mean_std"})[0]
-    assert np.abs(batch["obs_continuous"]).max() < 4
-    assert batch["member"].max() == 1
+    mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
+    assert_raises(ConfigError, r"as in mixture.members\['a'\].to_dataset\(\)", mixture.to_dataset)
+    with pytest.raises(ConfigError, match="the rows of a member of a mixture, found a mixture"):
+        preprocess(mixture, dict, "never made")

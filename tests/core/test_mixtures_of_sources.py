@@ -83,9 +83,6 @@ def test_stores_are_drawn_from_in_different_ways() -> None:
     assert batch["member"].shape == (8, 8)
     np.testing.assert_array_equal(batch["reward"][batch["member"][:, 0] == 1][:2], last[1]["reward"][2:4])
     assert len(source) == -(-(len(episodes) * 8 + len(last) * 4) // 8)
-
-
-def test_single_rows_have_a_single_axis() -> None:
     one = BatchSource(example_store(100), batch_size=4, windows={"action": range(2)})
     assert MixtureSource([one, one])[0]["member"].tolist() == [0, 1, 0, 1]
     assert BatchSource(Mixture([example_store(40)] * 2), batch_size=4, windows={"action": [0]})[0]["member"].shape == (

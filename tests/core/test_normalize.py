@@ -35,7 +35,6 @@ KINDS = {"obs_continuous": "mean_std", "action": "min_max", "reward": "quantiles
 
 
 def columns(rows: int = ROWS, *, dtype: Any = np.float32, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Episodes of ten rows, with observations far from 0, one of them constant."""
     rng = np.random.default_rng(seed)
     step = np.arange(rows) % 10
     observation = rng.normal([0, 300, 1], [1, 5, 0], (rows, 3)).astype(dtype)
@@ -48,12 +47,10 @@ def columns(rows: int = ROWS, *, dtype: Any = np.float32, seed: int = 0) -> dict
 
 
 def source_of(store: Any, **options: Any) -> BatchSource:
-    """A small source."""
     return BatchSource(store, LENGTH, SIZE, **options)
 
 
 def lerobot(kind: str, values: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """LeRobot's formulas in float64, by the statistics of some rows."""
     values, rows = values.astype(np.float64), rows.astype(np.float64)
     if kind == "mean_std":
         return (values - rows.mean(axis=0)) / (rows.std(axis=0) + 1e-8)
@@ -146,9 +143,6 @@ def test_steps_that_are_not_there_are_what_pad_says() -> None:
             assert (batch[name][~there] == -7).all()
             assert (batch[name][there] == other[name][there]).all()
     assert seen
-
-
-def test_shards_that_are_padded_have_the_windows_of_the_whole() -> None:
     store = store_of(columns())
     whole = source_of(store, normalize=KINDS)[3]
     found = [source_of(store, normalize=KINDS, shard=(rank, 3), uneven="pad")[3] for rank in range(3)]
@@ -218,8 +212,6 @@ def test_only_rows_that_came_are_read_at_a_refresh(monkeypatch: pytest.MonkeyPat
     read: list[int] = []
 
     def watched(before: Any) -> Any:
-        """Counts the rows that are looked at: copied, or where they lie."""
-
         def counting(self: FieldReader, windows: Any, *args: Any) -> Any:
             found = before(self, windows, *args)
             if found is not None:
@@ -313,8 +305,6 @@ def test_numbers_are_part_of_the_fingerprint() -> None:
 
 
 class TestNormalized(SourceConformance):
-    """A normalised source is a source."""
-
     def make(self) -> Any:
         return source_of(store_of(columns(100)), normalize=KINDS)
 
@@ -372,7 +362,7 @@ def test_what_cannot_be_normalised_is_said(options: Any, error: type[Exception],
     assert_raises(error, message, source_of, store_of(columns()), **options)
 
 
-def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
+def test_codes_that_are_numbers_are_normalised_and_normalisers_of_another_width_refused() -> None:
     normalizer = source_of(store_of(columns()), normalize={**KINDS, "obs_image": "mean_std"}).normalizer
     narrow = columns()
     narrow["observation"] = narrow["observation"][:, :2]
@@ -381,9 +371,6 @@ def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
     grey = {**columns(), "observation_image": columns()["observation_image"][..., :1]}
     with pytest.raises(SchemaError, match=r"normalize: obs_image: expected a normaliser for the field's shape \[1\]"):
         source_of(store_of(grey), normalize=normalizer)
-
-
-def test_codes_that_are_numbers_are_normalised_where_that_is_said() -> None:
     source = source_of(store_of(columns()), normalize={"time": "min_max"}, dtypes={"time": "float32"})
     assert set(np.unique(source[0]["time"])) <= set((np.arange(10) / 4.5 - 1).astype(np.float32))
 

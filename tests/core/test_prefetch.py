@@ -40,7 +40,6 @@ def our_threads() -> list[threading.Thread]:
 
 
 def left_threads() -> bool:
-    """Whether there are threads that do not end; what is garbage ends when it is collected, and then what that held."""
     for seconds in (0.5, 1, 2, 60):
         if not our_threads():
             return False
@@ -58,8 +57,6 @@ def _no_thread_stays() -> Iterator[None]:
 
 
 class Held:
-    """A maker whose items are computed when the test says so."""
-
     def __init__(self, source: BatchSource, blocked: set[int]) -> None:
         self.source = source
         self.gates = {index: threading.Event() for index in blocked}
@@ -99,8 +96,7 @@ def test_batches_come_in_order_whoever_is_slow(workers: int) -> None:
             assert_same(batch, source[index], index)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("prefetch", [1, 2, 7])
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 2), (2, 7), (4, 1)])
 def test_no_more_is_computed_than_was_asked_for(workers: int, prefetch: int) -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, set())
@@ -125,16 +121,27 @@ def test_nothing_begins_before_it_is_used() -> None:
     loader.close()
 
 
-def test_without_workers_there_are_no_threads() -> None:
+def test_with_closes_also_after_an_error_and_without_workers_there_are_no_threads() -> None:
     before = threading.active_count()
     with PrefetchBatchifier(store_of(), 5, 4, num_workers=0) as loader:
         for _ in range(5):
             loader.next_batch()
         assert threading.active_count() == before
+    loader = PrefetchBatchifier(store_of(), 5, 4)
+
+    def use() -> None:
+        with loader:
+            loader.next_batch()
+            raise KeyError("mine")
+
+    assert_raises(KeyError, "mine", use)
+    with pytest.raises(ClosedError):
+        loader.next_batch()
 
 
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch", "blocks"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("sampling", "workers"), [("random", 0), ("last", 2), ("sequential", 2), ("batch", 0), ("blocks", 2)]
+)
 def test_a_for_loop_is_an_epoch(sampling: str, workers: int) -> None:
     options: dict[str, Any] = {"sequence_length": 5, "batch_size": 3, "sampling": sampling, "drop_last": False}
     source = BatchSource(store_of(), **options)
@@ -169,12 +176,13 @@ def failing(source: BatchSource, at: int, error: Exception) -> Callable[[BatchSo
     return lambda _: make
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("at", [0, 6])
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("broken"), KeyError("lost"), OSError("disk"), MemoryError(), RuntimeError("x"), StopIteration("early")],
-    ids=lambda error: type(error).__name__,
+    ("error", "workers", "at"),
+    [
+        *((error, workers, 6) for error in (ValueError("broken"), StopIteration("early")) for workers in (0, 1, 4)),
+        *((KeyError("lost"), 0, 0), (OSError("disk"), 1, 0), (MemoryError(), 4, 0), (RuntimeError("x"), 0, 6)),
+    ],
+    ids=str,
 )
 def test_any_error_surfaces_where_it_happened(workers: int, at: int, error: Exception) -> None:
     source = BatchSource(store_of(), 5, 4)
@@ -237,7 +245,6 @@ def test_errors_are_gone_after_refresh(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_rows_that_come_in_turn(workers: int) -> None:
-    """The batches of a new source each time, by the same threads."""
     store = store_of()
     with PrefetchBatchifier(store, 5, 4, num_workers=workers) as loader:
         begin, threads = 0, None
@@ -287,19 +294,6 @@ def test_close_wakes_whoever_waits() -> None:
     assert not waiting.is_alive()
     assert [type(error) for error in raised] == [ClosedError]
     held.open()
-
-
-def test_with_closes_also_after_an_error() -> None:
-    loader = PrefetchBatchifier(store_of(), 5, 4)
-
-    def use() -> None:
-        with loader:
-            loader.next_batch()
-            raise KeyError("mine")
-
-    assert_raises(KeyError, "mine", use)
-    with pytest.raises(ClosedError):
-        loader.next_batch()
 
 
 def test_closed_loaders_hold_no_batches() -> None:
@@ -366,6 +360,7 @@ import numpy as np, pyarrow as pa
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 n = 400
 store = DatasetStore().from_dataset(pa.table({{"action": [0] * n, "reward": [1.0] * n, "done": [0] * n}}))
+BatchSource(store, 5, 4)[0]  # which imports what is imported on use
 codes = []
 for program in {list(PROGRAMS)}:
     child = os.fork()
@@ -385,8 +380,6 @@ def test_the_interpreter_leaves_quietly() -> None:
 
 
 class Made:
-    """A source whose batch ``i`` is all ``make(i)``."""
-
     spec = Spec({"a": FieldSpec("a", np.dtype(np.int64), ())}, "arrived")
     fingerprint = "made"
 
@@ -426,7 +419,6 @@ def test_the_error_of_the_earliest_batch_comes_first() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_batches_before_a_failed_one_are_delivered(workers: int) -> None:
-    """Those that were under way when a later one failed, and those that nobody had begun."""
     failed = threading.Event()
     if workers == 1:
         failed.set()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError
-from mouse_core.randomness import Key, Order, Purpose, as_exponential, as_normal, check_seed
+from mouse_core.randomness import Key, Purpose, as_exponential, as_normal, check_seed
 from tests.core import golden
 from tests.raising import assert_raises
 
@@ -27,7 +27,6 @@ keys = st.builds(Key, words, st.sampled_from(list(Purpose)), words, words)
 
 
 def reference_bits(key: Key, n: int) -> np.ndarray:
-    """The same words from a generator made for the purpose."""
     generator = np.random.Philox(
         key=np.array([key.seed, int(key.purpose)], np.uint64), counter=np.array([0, key.call, key.index, 0], np.uint64)
     )
@@ -52,13 +51,18 @@ def test_drawing_has_no_memory(key: Key, other: Key, n: int) -> None:
 
 
 def test_golden_numbers() -> None:
-    """Values that must be the same on every machine and in every version."""
     key = Key(12345, Purpose.AUGMENT, 7, 2)
     assert key.bits(3).tolist() == GOLDEN_BITS
     assert key.uniform(2).tolist() == GOLDEN_UNIFORM
     assert key.integers(1000, 6).tolist() == GOLDEN_INTEGERS
     assert key.with_call(3).integers(1000, 6).tolist() == GOLDEN_INTEGERS_OF_CALL_3
     assert [purpose.value for purpose in (Purpose.WINDOWS, Purpose.EPOCH, Purpose.AUGMENT)] == [1, 2, 3]
+    ends = np.array([0.0, 2.0**-53, 1 - 2.0**-53])
+    assert as_exponential(ends).tolist() == [0.0, 2.0**-53, 53 * math.log(2)]
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr] # noqa: NPY002
+    Key(0, Purpose.WINDOWS).normal(100)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index, union-attr] # noqa: NPY002
 
 
 @given(key=keys, high=st.integers(1, 2**40) | st.integers(2**53 - 9, 2**53 + 9), n=st.integers(1, 50))
@@ -100,11 +104,6 @@ def test_normal_numbers_are_those_of_the_formula_however_many_are_drawn(key: Key
     np.testing.assert_allclose(decays, [-math.log1p(-one) for one in uniform], rtol=5e-16, atol=0)
 
 
-def test_ends_of_exponential_numbers() -> None:
-    ends = np.array([0.0, 2.0**-53, 1 - 2.0**-53])
-    assert as_exponential(ends).tolist() == [0.0, 2.0**-53, 53 * math.log(2)]
-
-
 @pytest.mark.slow
 def test_streams_are_the_same_on_a_processor_that_can_do_less() -> None:
     from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched  # type: ignore[attr-defined]
@@ -138,24 +137,6 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_the_global_generators_are_left_alone() -> None:
-    np.random.seed(0)  # noqa: NPY002
-    before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr] # noqa: NPY002
-    Key(0, Purpose.WINDOWS).normal(100)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[index, union-attr] # noqa: NPY002
-
-
-def test_hash_randomisation_has_no_say() -> None:
-    program = (
-        "from mouse_core.randomness import Key, Order, Purpose; import numpy as np;"
-        "print(Key(3, Purpose.EPOCH, 1).bits(2).tolist(), Order(Key(3, Purpose.EPOCH, 1), 20_000)(np.arange(4)))"
-    )
-    command, seeded = [sys.executable, "-c", program], os.environ | {"PYTHONHASHSEED": "7"}
-    found = subprocess.run(command, env=seeded, capture_output=True, text=True, check=True).stdout
-    key = Key(3, Purpose.EPOCH, 1)
-    assert found == f"{key.bits(2).tolist()} {Order(key, 20_000)(np.arange(4))}\n"
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**64 - 1, np.int64(3), np.uint64(2**64 - 1)])

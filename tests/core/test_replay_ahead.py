@@ -25,7 +25,6 @@ from mouse_core.replay import (
 
 
 def stream(env: int, n: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of one environment; an observation says which row of which environment it is."""
     random = np.random.default_rng([seed, env])
     return [
         {
@@ -39,7 +38,6 @@ def stream(env: int, n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def step_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of all environments at one time."""
     return {
         "obs": np.stack([row["obs"] for row in rows]),
         **{name: np.array([row[name] for row in rows]) for name in ("action", "reward", "done")},
@@ -129,7 +127,6 @@ class Looking:
 
 @given(capacity=st.integers(1, 9), envs=st.integers(1, 3), written=st.integers(1, 30), steps=st.integers(1, 12))
 def test_slots_behind_a_row(capacity: int, envs: int, written: int, steps: int) -> None:
-    """What lies behind a row in its own stream, up to the newest and never across the seam."""
     # What a transform sees that needs the steps behind a row.
     storage = ArrayStorage(capacity * envs, 2)
     for number in range(written):
@@ -234,7 +231,6 @@ def test_goals_come_from_all_of_an_episode_and_from_no_other(
 
 
 def part(values: Any, begin: int, n: int) -> Any:
-    """``n`` steps of a tree."""
     if isinstance(values, dict):
         return {name: part(child, begin, n) for name, child in values.items()}
     return values[begin : begin + n]
@@ -276,14 +272,11 @@ def test_a_terminal_step_whose_outcome_is_not_stored_adds_no_reward_to_a_new_goa
     assert (reward[~new] == 100).all()
 
 
-def test_rewards_for_several_goals_are_not_summed() -> None:
+def test_transforms_that_do_not_fit_hindsight_are_refused() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
     for summing in (NStep(3, 1.0), ReturnsToGo(1.0)):
         with pytest.raises(ConfigError, match=r"expected single transitions for .* together with HindsightRelabel"):
             ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=[relabel, summing])
-
-
-def test_goals_are_read_before_anything_changes_them() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
     with pytest.raises(ConfigError, match=r"before all transforms that can change the rows"):
         ReplayBuffer(ArrayStorage(5), transform=[lambda batch: batch, relabel])
@@ -316,7 +309,6 @@ def test_transitions_end_where_the_number_of_their_trajectory_changes(key: Any, 
 
 @given(written=st.integers(1, 40), n=st.integers(1, 5), seed=st.integers(0, 100))
 def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) -> None:
-    """Nothing is masked: the newest row knows where it led, and the last one of an episode, too."""
     buffer = ReplayBuffer(ArrayStorage(12), SamplerWithoutReplacement(), transform=NStep(n, 0.5), seed=seed)
     rows = stream(0, written, seed)
     for row in rows:

@@ -69,7 +69,7 @@ def test_rows_that_were_written_together_come_in_passes(rows: int, sizes: list[i
         assert sorted(drawn[first : first + rows].tolist()) == [*range(rows)]
 
 
-def test_a_queue_of_trajectories() -> None:
+def test_a_queue_of_trajectories_and_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
     queue = buffer_of(ConsumingSampler(shuffle=False, drop_last=True), 8, batch_size=2)
     for number in range(3):
         queue.append({"obs": np.full((5, 2), number)})  # a trajectory of 5 steps
@@ -77,9 +77,6 @@ def test_a_queue_of_trajectories() -> None:
     assert_raises(ConfigError, r"at least 2 rows .* found 1 among 3 rows; write more", queue.sample)
     queue.append({"obs": np.full((5, 2), 3)})
     assert queue.sample()["obs"][:, 0, 0].tolist() == [2, 3]
-
-
-def test_what_was_consumed_is_iterated_prefetched_and_saved() -> None:
     buffer = buffer_of(ConsumingSampler(2), seed=3)
     buffer.extend({"row": np.arange(10)})
     again = buffer_of(ConsumingSampler(2))
@@ -115,11 +112,6 @@ def test_rows_come_backwards(steps: list[tuple[str, int]], stride: int) -> None:
         expected = [alive[(first + number * stride) % len(alive)] for number in range(n)]
         assert buffer.sample(n)["row"].tolist() == expected
         head -= 1
-
-
-def test_a_writer_without_order_is_refused() -> None:
-    with pytest.raises(ConfigError, match="keeps the order"):
-        ReplayBuffer(ArrayStorage(9), ReverseSampler(), MaxValueWriter("row"))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -161,7 +153,7 @@ def test_rows_that_are_too_old_do_not_come_and_newer_ones_come_more_often() -> N
     assert buffer.sample()["staleness"].min() == 0
 
 
-def test_a_version_that_is_set_while_a_batch_is_drawn_counts_from_the_next_one_on() -> None:
+def test_versions_count_from_the_next_batch_on_and_those_that_are_none_are_refused() -> None:
     def weight(age: Any) -> Any:
         sampler.version = 5  # as by another thread, which holds no lock
         return age + 1
@@ -170,9 +162,6 @@ def test_a_version_that_is_set_while_a_batch_is_drawn_counts_from_the_next_one_o
     buffer = buffer_of(sampler)
     buffer.extend({"policy_version": np.full(3, 3)})
     assert [buffer.sample()["staleness"].max() for _ in range(2)] == [0, 2]
-
-
-def test_versions_and_weights_that_are_none() -> None:
     for version, error in ((np.zeros(3), SchemaError), (np.zeros((3, 2), int), SchemaError)):
         buffer = buffer_of(StalenessSampler())
         buffer.extend({"policy_version": version})
@@ -229,21 +218,11 @@ def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, pe
 @pytest.mark.parametrize("transform", [NextView(), NStep(2, 1.0), [lambda batch: batch, ReturnsToGo()]])
 @pytest.mark.parametrize("kind", [SliceSampler, PrioritizedSliceSampler])
 def test_steps_that_lie_apart_are_no_neighbours(kind: Any, transform: Any) -> None:
-    """Slices are refused; of flat ones each row has the rows behind it read."""
     with pytest.raises(ConfigError, match=r"dilation=1 for (NextView|NStep|ReturnsToGo), which pairs"):
         ReplayBuffer(ArrayStorage(30), kind(sequence_length=3, dilation=2), transform=transform)
     buffer = ReplayBuffer(ArrayStorage(30), SliceSampler(sequence_length=3), transform=transform)
     with pytest.raises(ConfigError, match="found dilation=2"):
         buffer.with_parts(sampler=kind(sequence_length=3, dilation=2, pad=False))
-
-
-def test_flat_slices_with_a_dilation_have_their_next_rows() -> None:
-    sampler = SliceSampler(sequence_length=3, dilation=2, pad=False, strict_length=False)
-    buffer = ReplayBuffer(ArrayStorage(30), sampler, transform=NextView(), batch_size=20)
-    buffer.extend({"row": np.arange(28), "done": np.arange(28) % 14 == 13})
-    batch = buffer.sample()
-    assert (batch["next"]["row"] - batch["row"])[batch["mask"] & ~batch["next"]["done"]].all()
-    assert set((batch["next"]["row"] - batch["row"])[batch["mask"]].tolist()) <= {0, 1}
 
 
 def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:
@@ -264,6 +243,12 @@ def test_a_dilation_of_prioritised_slices_and_flat_ones() -> None:
     assert_raises(ConfigError, "dilation", SliceSampler, sequence_length=3, dilation=2, span=1)
     for name in ("period", "dilation"):
         assert_raises(ConfigError, name, SliceSampler, sequence_length=3, **{name: 0})
+    sampler = SliceSampler(sequence_length=3, dilation=2, pad=False, strict_length=False)
+    buffer = ReplayBuffer(ArrayStorage(30), sampler, transform=NextView(), batch_size=20)
+    buffer.extend({"row": np.arange(28), "done": np.arange(28) % 14 == 13})
+    batch = buffer.sample()
+    assert (batch["next"]["row"] - batch["row"])[batch["mask"] & ~batch["next"]["done"]].all()
+    assert set((batch["next"]["row"] - batch["row"])[batch["mask"]].tolist()) <= {0, 1}
 
 
 @given(
@@ -294,7 +279,7 @@ def test_steps_to_burn_in_lie_before_every_row(lengths: list[int], sizes: tuple[
     assert flat.sample()["index"].ndim == 1
 
 
-def test_steps_to_burn_in_that_cannot_be() -> None:
+def test_steps_to_burn_in_and_marks_that_cannot_be() -> None:
     for wrong in ({"burn_in": 3}, {"burn_in": -1}, {"burn_in": 1, "span": True}):
         assert_raises(ConfigError, r"burn.in", SliceSampler, sequence_length=3, **wrong)
     stop = buffer_of(SliceSampler(sequence_length=4, burn_in=2, end_key="done", pad=False), 20, batch_size=50)
@@ -302,6 +287,18 @@ def test_steps_to_burn_in_that_cannot_be() -> None:
     batch = stop.sample()
     lengths = np.bincount(batch["slice_id"])
     assert set(lengths.tolist()) == {2, 3, 4}  # whole but for what is burnt in
+    assert_raises(ConfigError, "first or for last", MarkSlices)
+    single = buffer_of(None, transform=MarkSlices(first="begin"))
+    single.extend({"row": np.arange(3)})
+    assert_raises(SchemaError, "single rows", single.sample)
+    slices = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
+    slices.extend({"done": np.arange(6) % 3 == 2, "row": np.arange(6)})
+    assert slices.sample()["done"][:, -1].all()
+    codes = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
+    codes.extend({"done": np.array([0, 0, 2, 0, 0, 1])})
+    assert_raises(SchemaError, "'done': expected one bool for each step", codes.sample)
+    with pytest.raises(ConfigError, match="keeps the order"):
+        ReplayBuffer(ArrayStorage(9), ReverseSampler(), MaxValueWriter("row"))
 
 
 @pytest.mark.parametrize("options", [{"span": (1, True)}, {"pad": False, "strict_length": False}])
@@ -323,19 +320,6 @@ def test_marks_of_slices(options: Any) -> None:
     stored = cut[batch["row"]]
     assert (batch["next"]["cut"][..., 0] == (stored | batch["end"])).all()
     assert (buffer[:]["next"]["cut"][:, 0] == cut).all()
-
-
-def test_marks_that_cannot_be() -> None:
-    assert_raises(ConfigError, "first or for last", MarkSlices)
-    single = buffer_of(None, transform=MarkSlices(first="begin"))
-    single.extend({"row": np.arange(3)})
-    assert_raises(SchemaError, "single rows", single.sample)
-    slices = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
-    slices.extend({"done": np.arange(6) % 3 == 2, "row": np.arange(6)})
-    assert slices.sample()["done"][:, -1].all()
-    codes = buffer_of(SliceSampler(sequence_length=2), transform=MarkSlices(last="done"))
-    codes.extend({"done": np.array([0, 0, 2, 0, 0, 1])})
-    assert_raises(SchemaError, "'done': expected one bool for each step", codes.sample)
 
 
 def test_an_outlier_that_was_corrected_is_forgotten() -> None:

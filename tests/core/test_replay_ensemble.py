@@ -58,7 +58,6 @@ def scheduled() -> ReplayBufferEnsemble:
 
 
 def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
-    """From recorded to fresh rows; a state goes on where the schedule was."""
     ensemble = scheduled()
     assert ensemble.p == (1.0, 0.0)
     found = [np.bincount(ensemble.sample()["buffer_ids"], minlength=2).tolist() for _ in range(4)]
@@ -74,9 +73,6 @@ def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
     assert_raises(StateError, "shares", ReplayBufferEnsemble(member(0), member(1), p=[3, 1]).load_state_dict, state)
     with pytest.raises(ConfigError, match="expected 2 weights"):
         ReplayBufferEnsemble(member(0), member(1), p=Schedule({0: [1, 0], 3: [1]}))
-
-
-def test_a_ramp_of_shares() -> None:
     ramp = Schedule({batch: [16 - batch, batch] for batch in range(9)})
     ensemble = ReplayBufferEnsemble(member(0), member(1), p=ramp, batch_size=16)
     found = [int((ensemble.sample()["buffer_ids"] == 1).sum()) for _ in range(12)]
@@ -92,11 +88,6 @@ def test_whole_shares_are_exact_and_others_are_right_on_average() -> None:
     assert ((counts - 500) ** 2 / 500).sum() < 13.8  # chi-square, 2 degrees of freedom, p = 0.001
 
 
-def test_members_of_one_seed_do_not_draw_the_same_rows() -> None:
-    batch = ReplayBufferEnsemble(member(0), member(1), batch_size=40).sample()
-    assert (batch["index"][:20] != batch["index"][20:]).any()
-
-
 def test_draws_come_from_the_seed_of_the_ensemble() -> None:
     def drawn(seeds: int, **options: Any) -> list[int]:
         members = [member(0, **options), member(1, **options)]
@@ -105,6 +96,8 @@ def test_draws_come_from_the_seed_of_the_ensemble() -> None:
 
     assert drawn(1) == drawn(1, seed=7)
     assert drawn(1) != drawn(2)
+    batch = ReplayBufferEnsemble(member(0), member(1), batch_size=40).sample()
+    assert (batch["index"][:20] != batch["index"][20:]).any()
 
 
 def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
@@ -133,8 +126,6 @@ def test_transforms_of_members_then_its_own() -> None:
     expected = np.where(batch["buffer_ids"] == 0, batch["index"] * 2, batch["index"] + 1001)
     np.testing.assert_array_equal(batch["a"], expected)
 
-
-def test_random_transforms_of_an_ensemble() -> None:
     class Noise:
         random = True
 
@@ -145,7 +136,7 @@ def test_random_transforms_of_an_ensemble() -> None:
     np.testing.assert_array_equal(batches[0]["noise"], batches[1]["noise"])
 
 
-def test_slices_of_one_length() -> None:
+def test_slices_of_one_length_and_fields_must_be_alike() -> None:
     members = [member(number, sampler=SliceSampler(sequence_length=4, end_key="done")) for number in range(2)]
     ensemble = ReplayBufferEnsemble(*members, p=[1, 2])
     for _ in range(10):
@@ -155,8 +146,6 @@ def test_slices_of_one_length() -> None:
     other = member(2, sampler=SliceSampler(sequence_length=2, end_key="done"))
     assert_raises(SchemaError, r"buffer 1: field 'a'", ReplayBufferEnsemble(members[0], other).sample, 4)
 
-
-def test_fields_must_be_alike() -> None:
     def other(rows: dict[str, Any]) -> ReplayBuffer:
         buffer = ReplayBuffer(ArrayStorage(4))
         buffer.extend(rows)
@@ -262,10 +251,16 @@ def test_ensembles_of_ensembles_and_lists() -> None:
     assert total["n"] == 2
 
 
-def test_an_epoch_ends_with_that_of_a_member() -> None:
+def test_epochs_end_with_that_of_a_member_and_of_a_loader() -> None:
     ensemble = ReplayBufferEnsemble(member(0, rows=20, sampler=SamplerWithoutReplacement()), member(1), batch_size=10)
     seen = np.concatenate([batch["index"][batch["buffer_ids"] == 0] for batch in ensemble])
     assert sorted(seen.tolist()) == list(range(20))
+    buffer = member(0, rows=10, sampler=SamplerWithoutReplacement(), batch_size=4)
+    for workers in (0, 2):
+        with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
+            for _ in range(2):
+                assert sorted(np.concatenate([batch["a"] for batch in list(loader)]).tolist()) == list(range(10))
+            assert_raises(TypeError, "expected a loader over a store", len, loader)
 
 
 def test_loaders_over_an_ensemble_draw_and_learn_alike_with_any_workers(tmp_path: Path) -> None:
@@ -293,15 +288,6 @@ def test_loaders_over_an_ensemble_draw_and_learn_alike_with_any_workers(tmp_path
 
     first = run(0)
     assert run(1) == run(4) == first
-
-
-def test_a_loop_over_a_loader_ends_with_the_epoch() -> None:
-    buffer = member(0, rows=10, sampler=SamplerWithoutReplacement(), batch_size=4)
-    for workers in (0, 2):
-        with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
-            for _ in range(2):
-                assert sorted(np.concatenate([batch["a"] for batch in list(loader)]).tolist()) == list(range(10))
-            assert_raises(TypeError, "expected a loader over a store", len, loader)
 
 
 def make() -> ReplayBufferEnsemble:

@@ -28,7 +28,6 @@ class Rows:
         return max(0, self.end - self.steps)
 
     def episodes(self, env: int) -> list[tuple[int, int]]:
-        """Begin and end of the episodes alive."""
         found: list[tuple[int, int]] = []
         begin = self.begin
         for step in range(self.begin, self.end):
@@ -164,7 +163,6 @@ def test_goals_come_from_the_same_episodes_whatever_slices_are_cut_at(keys: dict
 @pytest.mark.parametrize("ids", [{}, {"traj_id": 7}], ids=["ends", "ids too"])
 @pytest.mark.parametrize("kind", [SliceSampler, PrioritizedSliceSampler])
 def test_an_end_that_is_set_in_place_counts(kind: Any, ids: dict[str, int]) -> None:
-    """By its end alone, slices with a period also keep their places where the first rows are overwritten."""
     buffer = ReplayBuffer(ArrayStorage(12), kind(sequence_length=3, pad=False, period=2), batch_size=64)
     for step in range(15):
         buffer.append({"x": step, "done": False, **ids})

@@ -41,7 +41,6 @@ def as_torch(batch: Any) -> Any:
 
 
 def wanted_stack(row: int, first: int, frames: int) -> list[int]:
-    """The rows whose frames are stacked at a row whose episode begins with ``first``."""
     return [max(first, row - back) for back in range(frames - 1, -1, -1)]
 
 
@@ -73,7 +72,7 @@ def test_stacks_are_of_one_episode_whatever_is_drawn(data: st.DataObject) -> Non
             assert after == [step * envs + env for step in wanted_stack(row + 1, begins[-1], frames)]
 
 
-def test_stacks_of_recorded_frames_move_with_n_steps() -> None:
+def test_stacks_of_recorded_frames_move_with_n_steps_and_dilations() -> None:
     done = np.zeros(12, np.int8)
     done[[4, 11]] = 1
     buffer = ReplayBuffer(
@@ -86,6 +85,13 @@ def test_stacks_of_recorded_frames_move_with_n_steps() -> None:
         assert after[1] == min(now[1] + 3, last)
         assert now[0] == max(now[1] - 1, 0 if last == 4 else 5)
         assert steps == min(3, last + 1 - now[1])
+    sampler = SliceSampler(sequence_length=3, dilation=2, end_key="done")
+    buffer = ReplayBuffer(ArrayStorage(60), sampler, transform=CatFrames("obs", frames=3), batch_size=30)
+    buffer.extend({"obs": np.arange(40)[:, None], "x": np.arange(40), "done": np.arange(40) % 10 == 9})
+    batch = buffer.sample()
+    assert (np.diff(batch["x"], axis=1) == 2).all()
+    wanted = [np.maximum(batch["x"] - back, batch["x"] // 10 * 10) for back in (2, 1, 0)]
+    np.testing.assert_array_equal(batch["obs"], np.stack(wanted, axis=-1))
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler(), SliceSampler(sequence_length=2, end_key=("next", "done"))])
@@ -102,16 +108,6 @@ def test_stacks_under_next_follow_the_root_named_or_not(sampler: Any) -> None:
         begin = now[-1] // 10 * 10
         assert now.tolist() == [max(now[-1] - back, begin) for back in (2, 1, 0)]
         assert after.tolist() == [*now[1:], now[-1] + 1]
-
-
-def test_frames_before_steps_that_lie_apart_are_those_before_each() -> None:
-    sampler = SliceSampler(sequence_length=3, dilation=2, end_key="done")
-    buffer = ReplayBuffer(ArrayStorage(60), sampler, transform=CatFrames("obs", frames=3), batch_size=30)
-    buffer.extend({"obs": np.arange(40)[:, None], "x": np.arange(40), "done": np.arange(40) % 10 == 9})
-    batch = buffer.sample()
-    assert (np.diff(batch["x"], axis=1) == 2).all()
-    wanted = [np.maximum(batch["x"] - back, batch["x"] // 10 * 10) for back in (2, 1, 0)]
-    np.testing.assert_array_equal(batch["obs"], np.stack(wanted, axis=-1))
 
 
 def test_frames_before_an_episode_may_be_a_number_and_channels_may_come_first() -> None:
@@ -169,12 +165,11 @@ def test_functions_of_fields_on_the_way_out_and_in() -> None:
     assert_raises(ConfigError, "expected a function", Apply, {"obs": 3})
     assert_raises(ConfigError, "leave OnWrite out", OnWrite, clip)
     assert pickle.loads(pickle.dumps(Apply({"obs": abs}))).functions["obs"] is abs
-
-
-def test_names_are_given_back_to_rows_of_a_list() -> None:
     buffer = ReplayBuffer(ArrayStorage(10), transform=Rename({"obs": "observation"}), batch_size=2)
     buffer.extend([{"observation": 1.0}, {"observation": 2.0}])
     assert buffer[:].keys() == {"obs"}
+    chain = Compose(Concatenate("a", "b", to="c"), Apply({"c": abs}))
+    assert chain({"a": -np.ones((2, 1)), "b": np.ones((2, 1))})["c"].tolist() == [[1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("change", [lambda tree: tree, as_torch])
@@ -272,8 +267,3 @@ def test_rows_that_are_not_what_was_said_are_refused() -> None:
     for options in ({"shape": (0,)}, {"shape": 3}, {"shape": (2,), "level": 10}, {"shape": (2,), "pack": bytes}):
         with pytest.raises(ConfigError):
             Compress("pixels", **options)  # type: ignore[arg-type]
-
-
-def test_transforms_of_pipelines_compose() -> None:
-    chain = Compose(Concatenate("a", "b", to="c"), Apply({"c": abs}))
-    assert chain({"a": -np.ones((2, 1)), "b": np.ones((2, 1))})["c"].tolist() == [[1, 1], [1, 1]]

@@ -186,39 +186,24 @@ def test_slices_steps_ahead_and_priorities(kind: str, tmp_path: Path) -> None:
         assert batch["text"][place] == f"{slot}" * (slot % 5)
 
 
-def test_padded_slices_have_empty_rows_where_nothing_is() -> None:
-    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=8, strict_length=False, pad=0), batch_size=4)
-    buffer.extend(episodes(30))
-    batch = buffer.sample()
-    for row, step in np.argwhere(~batch["mask"]).tolist():
-        assert batch["text"][row][step] == ""
-        assert batch["x"][row][step].size == 0
-
-
-def test_ensembles_of_storages_of_all_kinds(tmp_path: Path) -> None:
+def test_checkpoints_ensembles_and_environments_of_all_kinds(tmp_path: Path) -> None:
     members = [ReplayBuffer(made(kind, 40, tmp_path)) for kind in KINDS]
     for member in members:
         member.extend(episodes(30))
     batch = ReplayBufferEnsemble(*members, batch_size=9).sample()
     assert batch["text"] == [f"{slot}" * (slot % 5) for slot in batch["index"].tolist()]
     assert [len(x) for x in batch["x"]] == [slot % 4 for slot in batch["index"].tolist()]
-
-
-def test_time_steps_of_several_environments(tmp_path: Path) -> None:
-    for storage in (ArrayStorage(6, ndim=2), MemmapStorage(6, tmp_path / "m", ndim=2)):
+    for storage in (ArrayStorage(6, ndim=2), MemmapStorage(6, tmp_path / "time", ndim=2)):
         buffer = ReplayBuffer(storage, batch_size=2)
         buffer.extend({"text": [["a", "bb"], ["ccc", ""]], "r": np.arange(4.0).reshape(2, 2)})
         buffer.append({"text": ["five", "6"], "r": np.array([4.0, 5.0])})
         assert buffer[:]["text"] == ["a", "bb", "ccc", "", "five", "6"]
         with pytest.raises((SchemaError, DataError), match="environments"):
             buffer.append({"text": ["one"], "r": np.array([4.0, 5.0])})
-
-
-def test_checkpoints(tmp_path: Path) -> None:
     buffer = ReplayBuffer(ArrayStorage(20), batch_size=4)
     buffer.extend(episodes(30))
     buffer.dumps(tmp_path / "c")
-    for storage in (ArrayStorage(20), MemmapStorage(20, tmp_path / "m")):
+    for storage in (ArrayStorage(20), MemmapStorage(20, tmp_path / "mapped")):
         other = ReplayBuffer(storage, batch_size=4)
         other.loads(tmp_path / "c")
         assert other[:]["text"] == buffer[:]["text"]
@@ -251,6 +236,12 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
         Pad("t")({"t": np.array(["a", "bb"], object), "index": np.zeros(2, np.int64)})
     assert_raises(ConfigError, "length", Pad, length=0)
     assert Pad()(batch)["next"]["x"].shape == (1, 2, 5)
+    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=8, strict_length=False, pad=0), batch_size=4)
+    buffer.extend(episodes(30))
+    batch = buffer.sample()
+    for row, step in np.argwhere(~batch["mask"]).tolist():
+        assert batch["text"][row][step] == ""
+        assert batch["x"][row][step].size == 0
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
@@ -276,12 +267,24 @@ def test_what_does_not_fit_changes_nothing(kind: str, tmp_path: Path) -> None:
     assert (len(storage), storage.written) == (2, 2)
 
 
-def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
+def test_what_a_ragged_field_or_an_index_cannot_be() -> None:
     storage = ArrayStorage(9)
     storage.append({"x": np.zeros(3)}, one=True)
     assert_raises(SchemaError, r"pass ragged=\['x'\]", storage.append, [{"x": np.zeros(3)}, {"x": np.zeros(4)}])
     with pytest.raises(ConfigError, match="ragged: expected fields among"):
         ArrayStorage(9, ragged=["y"]).append({"x": np.zeros(3)}, one=True)
+    storage = ArrayStorage(4)
+    storage.append([{"t": "é", "x": np.arange(2)}, {"t": "bb", "x": np.arange(3)}])
+    for place, part, value in (
+        ("0", "bytes", np.frombuffer(b"\xff\xff\xffbb"[:4], np.uint8)),
+        ("0", "lengths", np.array([2, 3])),
+        ("0", "lengths", np.array([-1, 5])),
+        ("1", "lengths", np.array([15, 25])),
+    ):
+        state = pickle.loads(pickle.dumps(storage.state()))
+        state["columns"][place][part] = value
+        assert_raises(StateError, r"'[tx]'", storage.load, state)
+        assert storage.get(np.arange(2))["t"].tolist() == ["é", "bb"]
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
@@ -326,21 +329,6 @@ def test_files_of_a_later_format_are_refused_by_name(tmp_path: Path) -> None:
     assert_raises(StateError, "found 3; a newer mouse-data", MemmapStorage, 9, tmp_path / "m")
 
 
-def test_damaged_states_are_refused() -> None:
-    storage = ArrayStorage(4)
-    storage.append([{"t": "é", "x": np.arange(2)}, {"t": "bb", "x": np.arange(3)}])
-    for place, part, value in (
-        ("0", "bytes", np.frombuffer(b"\xff\xff\xffbb"[:4], np.uint8)),
-        ("0", "lengths", np.array([2, 3])),
-        ("0", "lengths", np.array([-1, 5])),
-        ("1", "lengths", np.array([15, 25])),
-    ):
-        state = pickle.loads(pickle.dumps(storage.state()))
-        state["columns"][place][part] = value
-        assert_raises(StateError, r"'[tx]'", storage.load, state)
-        assert storage.get(np.arange(2))["t"].tolist() == ["é", "bb"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_of_pyarrow_are_rows_as_numpy_has_them(kind: str, tmp_path: Path) -> None:
     large = [1, 2**60 + 1, 3]
@@ -362,13 +350,16 @@ def test_arrays_of_pyarrow_are_rows_as_numpy_has_them(kind: str, tmp_path: Path)
         assert np.asarray(found["tokens"]).tolist() == columns["tokens"][row].as_py()
 
 
-def test_a_text_of_pyarrow_is_no_array_of_its_bytes() -> None:
+def test_a_text_of_pyarrow_is_no_array_of_its_bytes_and_an_index_has_no_nulls() -> None:
     buffer = ReplayBuffer(ArrayStorage(10))
     texts = list(pa.array(["a", "bc"]))
     for text in texts:
         buffer.append({"text": text})
     buffer.extend({"text": texts})
     assert buffer[:]["text"] == ["a", "bc"] * 2
+    for index in (np.ma.masked_array([0, 1], [False, True]), pa.array([0, None])):
+        with pytest.raises(IndexError, match=r"index: expected a value, found a (masked value|null)"):
+            buffer[index]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -380,14 +371,6 @@ def test_columns_of_pandas_are_indexed_by_places_and_tables_have_their_remedy(ki
             buffer.extend(table)
     buffer.extend({name: frame[name] for name in frame})
     assert [buffer[row]["row"] for row in range(3)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("index", [np.ma.masked_array([0, 1], [False, True]), pa.array([0, None])])
-def test_an_index_has_no_nulls(index: Any) -> None:
-    buffer = ReplayBuffer(ArrayStorage(10))
-    buffer.extend({"x": np.arange(3)})
-    with pytest.raises(IndexError, match=r"index: expected a value, found a (masked value|null)"):
-        buffer[index]
 
 
 @pytest.mark.parametrize("kind", KINDS)

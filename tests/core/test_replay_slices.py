@@ -55,7 +55,6 @@ class World:
         return {"id": {"traj_key": "episode"}, "flag": ends, "both": {}}[self.mode]
 
     def alive(self, capacity: int) -> list[list[dict[str, Any]]]:
-        """The stretches of one episode that exist, in order of environment and time."""
         stretches: list[list[dict[str, Any]]] = []
         for rows in self.rows:
             for row in rows[max(0, len(rows) - capacity) :]:
@@ -84,7 +83,6 @@ def slices_of(batch: dict[str, Any]) -> list[list[tuple[int, int, int, int]]]:
 def check_slices(
     batch: dict[str, Any], world: World, capacity: int, length: int, options: dict[str, Any], tiled: bool
 ) -> None:
-    """Consecutive rows of one episode that exist, as many as there may be."""
     homes = {}
     for stretch in world.alive(capacity):
         for row in stretch:
@@ -203,7 +201,6 @@ def test_slices_lie_in_one_episode_whatever_happens(
 
 
 def episodes_buffer(lengths: list[int], sampler: Any, batch_size: int, *, overwritten: int = 0) -> ReplayBuffer:
-    """One episode of each length, in a ring of which ``overwritten`` rows are gone."""
     number = np.repeat(np.arange(len(lengths)), lengths)
     done = np.concatenate([np.arange(length) == length - 1 for length in lengths])
     buffer = ReplayBuffer(ArrayStorage(len(done) - overwritten), sampler, batch_size=batch_size, seed=21)
@@ -214,7 +211,6 @@ def episodes_buffer(lengths: list[int], sampler: Any, batch_size: int, *, overwr
 @pytest.mark.parametrize("weighting", ["step", "trajectory"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_weighting(weighting: Any, strict: bool) -> None:
-    """By step every slice comes equally often, by trajectory every episode, and its slices equally often."""
     lengths, length = [3, 4, 9, 30, 2, 12], 4
     sampler = SliceSampler(sequence_length=length, weighting=weighting, strict_length=strict, pad=not strict)
     buffer = episodes_buffer(lengths, sampler, 2000, overwritten=2)  # the first episode has one row left
@@ -275,7 +271,7 @@ def test_the_ways_to_treat_short_episodes() -> None:
             episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=pad), 10).sample()
 
 
-def test_a_span_reaches_over_the_ends() -> None:
+def test_a_span_reaches_over_the_ends_of_long_and_short_episodes() -> None:
     lengths = [6]
     batch = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=(2, True), pad=True), 400).sample()
     found = Counter(tuple(zip(row, mask, strict=True)) for row, mask in
@@ -287,10 +283,6 @@ def test_a_span_reaches_over_the_ends() -> None:
     assert set(found) == expected
     flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=1, pad=False), 100).sample()
     assert set(Counter(flat["slice_id"].tolist()).values()) == {3, 4}
-
-
-def test_a_span_of_a_short_episode() -> None:
-    """It counts from slices as long as the episode."""
     sampler = SliceSampler(sequence_length=5, span=(True, 1), strict_length=False, pad=True)
     batch = episodes_buffer([3], sampler, 200).sample()
     found = {tuple(row[mask].tolist()) for row, mask in zip(batch["row"], batch["mask"], strict=True)}
@@ -311,16 +303,7 @@ def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler:
     assert (batch["traj_id"][~there] != -1).sum() == 0 or options.get("pad", True) is True
 
 
-def test_texts_that_number_trajectories_pass_through() -> None:
-    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(sequence_length=3), batch_size=2)
-    buffer.extend({"traj_id": ["a"] * 4 + ["b"] * 8, "row": np.arange(12), "done": np.arange(12) == 3})
-    batch = buffer.sample()
-    names = np.array(batch["traj_id"]).reshape(batch["row"].shape)
-    assert (names == np.where(batch["row"] < 4, "a", "b")).all()
-
-
-def test_traj_ids_stay_with_their_episodes() -> None:
-    """While rows come in and go, and after a restart."""
+def test_traj_ids_stay_with_their_episodes_and_texts_pass_through() -> None:
     sampler = SliceSampler(sequence_length=2)
     buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=100, seed=1)
     known: dict[int, int] = {}
@@ -335,6 +318,11 @@ def test_traj_ids_stay_with_their_episodes() -> None:
         for row, traj_id in zip(batch["row"][:, 0].tolist(), batch["traj_id"][:, 0].tolist(), strict=True):
             assert known.setdefault(row // 5, traj_id) == traj_id
     assert len(set(known.values())) == len(known)
+    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(sequence_length=3), batch_size=2)
+    buffer.extend({"traj_id": ["a"] * 4 + ["b"] * 8, "row": np.arange(12), "done": np.arange(12) == 3})
+    batch = buffer.sample()
+    names = np.array(batch["traj_id"]).reshape(batch["row"].shape)
+    assert (names == np.where(batch["row"] < 4, "a", "b")).all()
 
 
 @given(
@@ -459,7 +447,7 @@ def test_fields_that_contradict_each_other_are_named(how: str) -> None:
         sampled({"done": ends, "episode": np.random.default_rng(0).normal(size=20)})  # no numbers of episodes
 
 
-def test_fields_that_do_not_serve() -> None:
+def test_fields_and_batches_that_cannot_be() -> None:
     def sampled(column: Any, **options: Any) -> None:
         buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5, **options), batch_size=20)
         buffer.extend({"row": np.arange(20), "x": column})
@@ -470,6 +458,18 @@ def test_fields_that_do_not_serve() -> None:
     assert_raises(SchemaError, r"'x': expected integers, found 0\.5", sampled, np.full(20, 0.5), traj_key="x")
     assert_raises(MissingFieldError, "end", sampled, np.zeros(20), end_key="end")
     sampled(np.zeros(20), traj_key="x")
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=6, pad=False), batch_size=4)
+    assert_raises(ConfigError, "found an empty buffer", buffer.sample)
+    buffer.extend({"done": np.arange(20) % 5 == 4})
+    assert_raises(ConfigError, "an episode of at least 6 steps, found episodes of at most 5 steps", buffer.sample)
+    cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
+    cut.extend({"done": np.zeros(5, np.bool_)})
+    cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
+    assert_raises(ConfigError, r"expected a row .* \(period 4\) with 4 steps after it, found none", cut.sample)
+    few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
+    few.extend({"done": np.arange(20) % 5 == 4})
+    assert_raises(ConfigError, r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5", few.sample)
+    assert few.sample(4)["index"].shape == (4, 5)
 
 
 @pytest.mark.parametrize(
@@ -487,21 +487,6 @@ def test_fields_that_do_not_serve() -> None:
 )
 def test_arguments_that_cannot_be(options: dict[str, Any], says: str) -> None:
     assert_raises(ConfigError, says, SliceSampler, **options)
-
-
-def test_batches_that_cannot_be() -> None:
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=6, pad=False), batch_size=4)
-    assert_raises(ConfigError, "found an empty buffer", buffer.sample)
-    buffer.extend({"done": np.arange(20) % 5 == 4})
-    assert_raises(ConfigError, "an episode of at least 6 steps, found episodes of at most 5 steps", buffer.sample)
-    cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
-    cut.extend({"done": np.zeros(5, np.bool_)})
-    cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
-    assert_raises(ConfigError, r"expected a row .* \(period 4\) with 4 steps after it, found none", cut.sample)
-    few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
-    few.extend({"done": np.arange(20) % 5 == 4})
-    assert_raises(ConfigError, r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5", few.sample)
-    assert few.sample(4)["index"].shape == (4, 5)
 
 
 def test_states_that_cannot_be() -> None:
@@ -560,34 +545,25 @@ def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
             padded.sample()
 
 
-def test_a_loaded_buffer_knows_whose_trajectory_a_write_of_the_whole_ring_follows(tmp_path: Path) -> None:
-    """Rows number their episodes beside ``done``, and the same write replaces the row that they differ from."""
-    whole, loaded = (
-        ReplayBuffer(ArrayStorage(4), SliceSampler(sequence_length=1, period=3), batch_size=64) for _ in range(2)
-    )
-    whole.extend({"done": np.zeros(4, np.int8), "episode": np.full(4, 1)})
-    whole.dumps(tmp_path / "buffer")
-    loaded.loads(tmp_path / "buffer")
-    for buffer in (whole, loaded):
-        buffer.extend({"done": np.zeros(4, np.int8), "episode": np.full(4, 2)})
-        assert {*buffer.sample()["index"][:, 0].tolist()} == {0, 3}
-
-
-def test_a_buffer_that_loads_what_was_saved_before_the_first_row_follows_its_episodes(tmp_path: Path) -> None:
-    whole, loaded = (
-        ReplayBuffer(ArrayStorage(4), SliceSampler(sequence_length=1, period=3, end_key="done"), batch_size=64)
-        for _ in range(2)
-    )
-    whole.dumps(tmp_path / "buffer")
-    loaded.loads(tmp_path / "buffer")
-    for buffer in (whole, loaded):
-        for _ in range(8):
-            buffer.extend({"done": np.zeros(1, np.int8)})
-        assert {*buffer.sample()["index"][:, 0].tolist()} == {6 % 4}
+def test_a_loaded_buffer_follows_the_episodes_of_the_one_that_was_saved(tmp_path: Path) -> None:
+    """Also a write of the whole ring, which replaces the row that it differs from; and a buffer saved without rows."""
+    zeros = np.zeros(4, np.int8)
+    for name, keys, first, later, writes, begins in (
+        ("rows", {}, {"done": zeros, "episode": np.full(4, 1)}, {"done": zeros, "episode": np.full(4, 2)}, 1, {0, 3}),
+        ("none", {"end_key": "done"}, {"done": zeros[:0]}, {"done": zeros[:1]}, 8, {6 % 4}),
+    ):
+        sampler = {"sequence_length": 1, "period": 3, **keys}
+        whole, loaded = (ReplayBuffer(ArrayStorage(4), SliceSampler(**sampler), batch_size=64) for _ in range(2))
+        whole.extend(first)
+        whole.dumps(tmp_path / name)
+        loaded.loads(tmp_path / name)
+        for buffer in (whole, loaded):
+            for _ in range(writes):
+                buffer.extend(later)
+            assert {*buffer.sample()["index"][:, 0].tolist()} == begins
 
 
 def test_slices_keep_their_places_when_another_buffer_of_the_rows_loads_a_state() -> None:
-    """The rows are new to the second buffer then, and the first one knows from the state where episodes began."""
     storage = ArrayStorage(31)
     buffers = [
         ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)

@@ -50,7 +50,6 @@ def assert_equal(found: Any, wanted: Any) -> None:
 
 @st.composite
 def slices(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Outgoing rows [N, T] with ends in them, and a mask that is a prefix."""
     count, length = draw(st.integers(1, 3)), draw(st.integers(1, 7))
     seed = draw(st.integers(0, 2**16))
     random = np.random.default_rng(seed)
@@ -65,7 +64,6 @@ def slices(draw: st.DrawFn) -> dict[str, np.ndarray]:
 
 
 def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
-    """The places of the batch by episode, each in order: episodes end with done, with the mask, or with the slice."""
     found: list[list[tuple[int, int]]] = []
     for row in range(len(batch["done"])):
         current: list[tuple[int, int]] = []
@@ -112,7 +110,6 @@ def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> N
 
 @st.composite
 def slices_of_agents(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Slices of three agents that end one by one; rewards of agents go on behind their ends."""
     batch = draw(slices())
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     shape = (*batch["done"].shape, 3)
@@ -303,7 +300,6 @@ def test_returns_of_episodes_as_they_are_written() -> None:
 
 
 def episode_rows(random: np.random.Generator, length: int, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One episode of so many transitions as arrived rows [T + 1] and as TED transitions [T]."""
     obs = random.normal(size=(length + 1, 3))
     action, reward = random.integers(0, 4, length), random.normal(size=length)
     done = np.zeros(length, int)
@@ -624,7 +620,6 @@ def test_pixels_outside_their_range_are_no_floats(kind: Any, dtype: Any, pixel: 
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
 @pytest.mark.parametrize("shape", [(2, 3, 8, 6), (3, 8, 6), (5, 12, 8, 6)], ids=str)
 def test_channels_first(shape: tuple[int, ...], method: Any) -> None:
-    """As torch has images; the axes are never guessed."""
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     for transform in (Resize("image", size=(4, 3), method=method), ToFloatImage("image")):
         with pytest.raises(SchemaError, match=r"expected images \[..., H, W, C\] of 1 to 4 channels.*layout='CHW'"):

@@ -73,7 +73,6 @@ def goal_distance(achieved: Any, goal: Any, batch: Any) -> Any:
 
 
 def wanted(rows: list[float], decay: float) -> tuple[float, float]:
-    """Mean and deviation by the definition."""
     known = [(decay ** (len(rows) - 1 - place), value) for place, value in enumerate(rows) if np.isfinite(value)]
     total = sum(weight for weight, _ in known)
     if not total:
@@ -251,9 +250,6 @@ def test_where_it_cannot_be_is_said() -> None:
             VecNorm("x", **options)
     assert_raises(ConfigError, "at least one", VecNorm)
     assert_raises(ConfigError, "expected statistics of at least one row", VecNorm("x"), {"x": np.ones(3)})
-
-
-def test_rows_without_its_field_are_written_and_refused_when_drawn() -> None:
     buffer = ReplayBuffer(ListStorage(9), transform=VecNorm("x"), batch_size=2)
     buffer.extend([{"y": 1.0}])
     assert_raises(MissingFieldError, "'x'", buffer.sample)

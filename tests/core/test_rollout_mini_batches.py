@@ -27,7 +27,6 @@ STEPS, ENVS = 6, 5
 def motion(
     steps: int = STEPS, envs: int = ENVS, *, seed: int = 0, hidden: Any = None, **options: Any
 ) -> RolloutStorage:
-    """A full storage of everything; `hidden(random)` makes hidden states."""
     random = np.random.default_rng(seed)
     more = {key: options.pop(key) for key in ("hidden_axis",) if key in options}
     storage = RolloutStorage.motion_mimic("rl", envs, steps, **{**MOTION, **options}, seed=seed, **more)
@@ -41,7 +40,6 @@ def motion(
 
 
 def numbered(steps: int, envs: int, dones: Any = None, **options: Any) -> RolloutStorage:
-    """Rows whose field `number` is their flat number."""
     storage = RolloutStorage(envs, steps, {"number": RolloutField((), "int64")}, **options)
     dones = np.zeros((steps, envs)) if dones is None else dones
     for row in range(steps):
@@ -79,7 +77,7 @@ def test_each_row_comes_once_in_each_epoch(
         np.testing.assert_array_equal(batch.rows, batch["number"])
 
 
-def test_orders_are_new_in_every_epoch_and_for_every_seed() -> None:
+def test_orders_are_those_of_the_random_words_new_in_every_epoch_and_for_every_seed() -> None:
     orders = [tuple(permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(20)]
     assert len(set(orders)) == 60
     assert all(sorted(order) == list(range(50)) for order in orders)
@@ -87,10 +85,6 @@ def test_orders_are_new_in_every_epoch_and_for_every_seed() -> None:
     first = [tuple(batch["number"]) for batch in storage.mini_batch_generator(2, 2)]
     again = [tuple(batch["number"]) for batch in storage.mini_batch_generator(2, 2)]
     assert len({*first, *again}) == 8
-
-
-def test_the_order_is_that_of_the_random_words() -> None:
-    """The stream is pinned: a change of it would break resumed runs."""
     words = Key(7, Purpose.ROLLOUTS, 3).bits(6)
     assert list(permutation(7, 3, 6)) == sorted(range(6), key=lambda row: (int(words[row]) >> 3, row))
     assert Purpose.ROLLOUTS == 5
@@ -146,7 +140,7 @@ def test_the_tuple_has_the_known_order() -> None:
         np.testing.assert_array_equal(batch.old_mu, flat["mu"][batch.rows])
 
 
-def test_what_is_not_there_is_none() -> None:
+def test_what_is_not_there_is_none_and_mini_batches_are_copies() -> None:
     nothing = dict.fromkeys(("ref_obs_shape", "privileged_obs_shape", "privileged_ref_obs_shape"))
     storage = RolloutStorage.motion_mimic("rl", 3, 2, **{**MOTION, **nothing})
     random = np.random.default_rng(0)
@@ -162,18 +156,12 @@ def test_what_is_not_there_is_none() -> None:
     assert found[12] == (None, None)
     recurrent = tuple(next(storage.recurrent_mini_batch_generator(1)))
     assert [place for place, value in enumerate(recurrent) if value is None] == [1, 3, 11, 14, 15, 16, 17]
-
-
-def test_the_critic_sees_the_references_where_it_has_none_of_its_own() -> None:
     storage = motion()
     batch = next(storage.mini_batch_generator(2))
     assert batch.critic_ref_obs.shape == (15, 2, 2)
     fields = {name: values for name, values in batch.fields.items() if "privileged" not in name}
     plain = MiniBatch(fields)
     assert tuple(plain)[3] == (plain.ref_obs, plain.ref_mask)
-
-
-def test_mini_batches_are_copies() -> None:
     storage = motion()
     batch = next(storage.mini_batch_generator(1))
     before = batch.obs.copy()
@@ -219,15 +207,7 @@ def test_pairs_never_cross_an_episode(steps: int) -> None:
     assert steps == 1 or seen
 
 
-def test_extractors_that_lose_rows() -> None:
-    lost = {"amp_obs_extractor": lambda obs: obs[:3], "amp_ref_obs_extractor": ref_state}
-    with pytest.raises(SchemaError, match=r"amp_obs_extractor: expected an array of 30 rows, found shape \[3, 5\]"):
-        motion(amp_cfg=lost).mini_batch_generator(1)
-    with pytest.raises(SchemaError, match="amp_ref_obs_extractor: expected an array of 30 rows"):
-        motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: pair[0].sum()}).mini_batch_generator(1)
-
-
-def test_extractors_of_other_kinds() -> None:
+def test_extractors_of_other_kinds_and_those_that_lose_rows() -> None:
     class Config:
         amp_obs_extractor = staticmethod(obs_state)
 
@@ -242,6 +222,11 @@ def test_extractors_of_other_kinds() -> None:
     columns = motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: (pair[0], pair[1][:, None])})
     mask = next(columns.mini_batch_generator(1)).ref_obs_prev_mask
     np.testing.assert_array_equal(mask[:, 0], expected.ref_obs_prev_mask)
+    lost = {"amp_obs_extractor": lambda obs: obs[:3], "amp_ref_obs_extractor": ref_state}
+    with pytest.raises(SchemaError, match=r"amp_obs_extractor: expected an array of 30 rows, found shape \[3, 5\]"):
+        motion(amp_cfg=lost).mini_batch_generator(1)
+    with pytest.raises(SchemaError, match="amp_ref_obs_extractor: expected an array of 30 rows"):
+        motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: pair[0].sum()}).mini_batch_generator(1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 20])
@@ -293,7 +278,7 @@ def test_split_and_pad_and_back(steps: int, envs: int, ends: float, seed: int) -
     np.testing.assert_array_equal(unpad_trajectories(more, more_masks), values)
 
 
-def test_trajectories_of_wrong_shapes() -> None:
+def test_no_trajectories_of_wrong_shapes() -> None:
     values, dones = np.zeros((4, 3, 2)), np.zeros((4, 3))
     assert_raises(SchemaError, "values: expected", split_and_pad_trajectories, values, dones[:3])
     assert_raises(SchemaError, r"dones: expected \[T, N\]", split_and_pad_trajectories, values, np.zeros((4, 3, 2)))

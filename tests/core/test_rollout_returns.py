@@ -79,7 +79,7 @@ def test_single_precision_stays_close_and_single(seed: int, steps: int, envs: in
     np.testing.assert_allclose(advantages, oracle.gae(case, 0.99, 0.95), rtol=1e-4, atol=1e-4)
 
 
-def test_discounts_for_each_row() -> None:
+def test_shapes_behind_time_and_discounts_for_each_row() -> None:
     case = random_case(4, 6, 3)
     discounts = np.random.default_rng(0).random(case.rewards.shape)
     advantages, _ = gae(**case.arrays(truncation=False), discount=discounts, lam=0.9)
@@ -90,9 +90,6 @@ def test_discounts_for_each_row() -> None:
         delta = case.rewards[row] + discounts[row] * on * following[row] - case.values[row]
         expected[row] = onward = delta + discounts[row] * 0.9 * on * onward
     np.testing.assert_allclose(advantages, expected, rtol=1e-12)
-
-
-def test_any_shape_behind_time() -> None:
     case = random_case(5, 6, 4)
     flat = {name: values[..., 0] for name, values in case.arrays().items()}
     whole = gae(**case.arrays(), discount=0.9, lam=0.9)
@@ -150,16 +147,13 @@ def test_normalized(seed: int, size: int, dtype: str) -> None:
     assert normalized(advantages).dtype == dtype
 
 
-def test_components_are_normalized_by_themselves() -> None:
+def test_components_are_normalized_by_themselves_and_equal_ones_become_zero() -> None:
+    for shape in ((1, 1), (3, 2, 1)):
+        np.testing.assert_array_equal(normalized(np.full(shape, 0.1, np.float32)), np.zeros(shape))
     advantages = np.random.default_rng(0).normal(size=(5, 4, 3)) * [1, 10, 100]
     found = normalized(advantages, by_component=True)
     for number in range(3):
         np.testing.assert_allclose(found[..., number], normalized(advantages[..., number]), rtol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 2, 1)])
-def test_equal_advantages_become_zero(shape: tuple[int, ...]) -> None:
-    np.testing.assert_array_equal(normalized(np.full(shape, 0.1, np.float32)), np.zeros(shape))
 
 
 @pytest.mark.parametrize("seed", range(5))

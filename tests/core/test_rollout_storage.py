@@ -87,20 +87,14 @@ def test_what_is_not_configured_is_not_allocated(nothing: Any) -> None:
     assert without.privileged_reference_observations.shape == (STEPS, ENVS, 2, 2)
 
 
-def test_positions_of_the_preset() -> None:
+def test_fields_are_what_the_spec_says() -> None:
     storage = RolloutStorage.motion_mimic("rl", 3, 2, (5,), None, None, None, (4,), True, (6,), None, "cpu")
     assert storage.dagger_actions.shape == (2, 3, 4)
     assert storage.rnd_state.shape == (2, 3, 6)
-
-
-def test_a_storage_says_what_it_is() -> None:
     storage = RolloutStorage(2, 3, {"obs": (4,)}, seed=5)
     storage.add_transitions({"obs": np.ones((2, 4)), "rewards": np.ones(2), "dones": [0, 0]})
     found = "RolloutStorage(1 of 3 rows, num_envs=2, fields=['obs', 'rewards', 'dones'], seed=5)"
     assert repr(storage) == found
-
-
-def test_fields_are_what_the_spec_says() -> None:
     storage = RolloutStorage(
         num_envs=4096,
         num_transitions_per_env=24,
@@ -225,7 +219,7 @@ def small(**fields: Any) -> RolloutStorage:
 ROW: dict[str, Any] = {"rewards": [0.5, 1.5], "dones": [False, True]}
 
 
-def test_columns_and_kinds_of_values() -> None:
+def test_columns_kinds_and_masks_of_values() -> None:
     storage = small(actions=RolloutField((), "int32"), flag=RolloutField((), "bool"))
     storage.add_transitions(
         {"rewards": [1, 2], "dones": [0.0, 2.0], "actions": np.array([3, 4]), "flag": [True, False]}
@@ -235,9 +229,6 @@ def test_columns_and_kinds_of_values() -> None:
     np.testing.assert_array_equal(storage.rewards[:2, :, 0], [[1, 2], [1, 2]])
     np.testing.assert_array_equal(storage.dones[:2, :, 0], [[0, 2], [1, 0]])
     np.testing.assert_array_equal(storage.actions[:2], [[3, 4], [5, 6]])
-
-
-def test_masks_say_what_was_available() -> None:
     storage = small(goal=RolloutField((1,), mask=True, optional=True), map=RolloutField((), mask=True))
     storage.add_transitions({**ROW, "map": [1.0, 2.0]})
     storage.add_transitions({**ROW, "map": ([3.0, 4.0], [True, False]), "goal": [5.0, 6.0], "goal_mask": [[0], [1]]})
@@ -271,9 +262,6 @@ def test_optional_fields_are_in_all_rows_or_in_none() -> None:
     ):
         storage.add_transitions({**ROW, "extra": [1.0, 2.0]})
     assert storage.step == 1
-
-
-def test_the_critic_may_be_given_the_observations_themselves() -> None:
     storage = small(observations=(1,))
     observations = np.ones((2, 1))
     storage.add_transitions({**ROW, "observations": observations, "critic_observations": observations})
@@ -389,6 +377,7 @@ def test_a_replay_buffer_draws_from_the_same_arrays() -> None:
 def test_statistics(rows: int) -> None:
     random = np.random.default_rng(rows)
     storage = storage_of()
+    assert_raises(RolloutError, "expected at least one row", storage.get_statistics)
     for _ in range(rows):
         storage.add_transitions(motion_transition(random, ENVS))
     before = contents(storage)
@@ -398,10 +387,6 @@ def test_statistics(rows: int) -> None:
     assert reward == pytest.approx(storage.rewards[:rows].astype(np.float64).mean(), abs=1e-6)
     np.testing.assert_equal(contents(storage), before)
     assert storage.get_statistics() == (length, reward)
-
-
-def test_statistics_of_nothing() -> None:
-    assert_raises(RolloutError, "expected at least one row", storage_of().get_statistics)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 4), (24, 6)])
@@ -492,15 +477,12 @@ def test_values_that_are_not_needed_may_be_anything() -> None:
         )
 
 
-def test_returns_out_of_turn() -> None:
+def test_returns_out_of_turn_and_without_checks() -> None:
     storage = storage_of()
     with pytest.raises(RolloutError, match="compute_returns: expected 5 rows, found 0"):
         storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
     distilled, _ = filled(training_type="distillation")
     assert_raises(MissingFieldError, "expected a field 'values'", distilled.compute_returns, np.zeros(ENVS), 0.9, 0.9)
-
-
-def test_without_checks() -> None:
     storage = RolloutStorage(2, 1, {"values": ()}, validate=False)
     storage.add_transitions({"rewards": [np.nan, 1.0], "dones": [0, 1], "values": [0.0, 0.0]})
     storage.compute_returns(np.zeros(2), 0.9, 0.9, normalize_advantage=False)

@@ -77,8 +77,6 @@ for _name, _make in REPLAY.items():
 
 
 class Base:
-    """Right, and for what follows to go wrong in one way."""
-
     sequence_length = 8
     batch_size = 4
 
@@ -105,7 +103,6 @@ def drawn(more: int, count: int = 4) -> Any:
 
 
 def few_rows(self: Any, right: Any, snapshot: Any) -> int:
-    """More rows than a window has are needed."""
     if snapshot.num_rows < 32:
         raise ConfigError("sampling: expected more rows")
     return 3
@@ -116,8 +113,6 @@ def too_far(self: Any, right: Any, seed: int, index: int, snapshot: Any, epoch_s
 
 
 class Misshapen(Base):
-    """Batches of another size than it says, in a source."""
-
     def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> Any:
         if seed == 4:  # the one that the sources have
             raise ConfigError("sampling: expected another seed")
@@ -195,8 +190,6 @@ def test_what_is_right_with_windows_passes() -> None:
 
 
 class Replay(RandomSampler):
-    """Right: draws around the last slot written to, which it keeps."""
-
     def __init__(self) -> None:
         self.last = 0
 
@@ -303,14 +296,11 @@ def _tests(suite: type) -> set[str]:
 
 
 def test_every_demand_is_put_to_the_test() -> None:
-    """Each test of the suites has a sampler above that fails it."""
     assert _tests(WindowSamplerConformance) == {test for test, _ in WRONG_WINDOWS}
     assert _tests(ReplaySamplerConformance) == {test for test, _ in WRONG_REPLAY}
 
 
 class Unnamed:
-    """A sampler without a repr of its own."""
-
     def __init__(self, rows: list[int], table: Any = None) -> None:
         self.sequence_length, self.batch_size = 5, 2
         self.rows, self.table = rows, np.arange(5000) if table is None else table

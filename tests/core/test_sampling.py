@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import tracemalloc
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
@@ -63,72 +64,48 @@ def test_sequential_sees_every_window_once_an_epoch(shape: tuple[int, int, int],
     assert seen == epoch_of(kept, epoch)[: len(seen)]
 
 
-def test_what_sequential_drops_differs_between_epochs() -> None:
-    source = source_of(17, 1, 8, "sequential")
-    dropped = {next(iter(set(range(17)) - set(epoch_of(source, epoch)))) for epoch in range(60)}
-    assert len(dropped) > 10
-
-
-@given(shape=shapes, seed=st.integers(0, 2**64 - 1))
-def test_batch_is_one_endless_sequence_of_epochs(shape: tuple[int, int, int], seed: int) -> None:
-    rows, length, batch_size = shape
-    count = rows // length
-    source = source_of(rows, length, batch_size, "batch", seed=seed)
-    assert len(source) == -(-count // batch_size)
-    stream: list[int] = []
-    for index in range(-(-3 * count // batch_size)):
-        starts = starts_of(source, index)
-        assert len(starts) == batch_size
-        stream += starts
-    every = [number * length for number in range(count)]
-    for epoch in range(3):
-        assert sorted(stream[epoch * count : (epoch + 1) * count]) == every
-
-
-@given(shape=shapes, seed=st.integers(0, 1000))
-def test_batch_and_sequential_have_the_same_epochs(shape: tuple[int, int, int], seed: int) -> None:
+@given(shape=shapes | st.just((20_011 * 2 + 1, 2, 997)), seed=st.integers(0, 2**64 - 1))
+@example(shape=(20_011 * 2 + 1, 2, 997), seed=0)  # more than 16,384 windows, whose order is a network and no table
+def test_batch_is_one_endless_sequence_of_the_epochs_of_sequential(shape: tuple[int, int, int], seed: int) -> None:
     rows, length, batch_size = shape
     count = rows // length
     sequential = source_of(rows, length, batch_size, "sequential", seed=seed, drop_last=False)
-    cyclic = source_of(rows, length, 1, "batch", seed=seed)
-    for epoch in (0, 1, 2):
-        assert epoch_of(sequential, epoch) == [starts_of(cyclic, epoch * count + number)[0] for number in range(count)]
+    cyclic = source_of(rows, length, batch_size, "batch", seed=seed)
+    assert len(cyclic) == -(-count // batch_size)
+    starts = [starts_of(cyclic, index) for index in range(-(-3 * count // batch_size))]
+    assert {len(batch) for batch in starts} == {batch_size}
+    epochs = [epoch_of(sequential, epoch) for epoch in range(3)]
+    assert [*chain.from_iterable(starts)][: 3 * count] == [*chain.from_iterable(epochs)]
+    assert all(sorted(epoch) == list(range(0, count * length, length)) for epoch in epochs)
 
 
 @pytest.mark.parametrize("sampling", ["sequential", "batch"])
-@pytest.mark.parametrize("rows", [64, 40_000])
+@pytest.mark.parametrize("rows", [64, 33_000])
 def test_orders_differ_between_epochs_and_seeds(sampling: str, rows: int) -> None:
     length = 1 if rows < 100 else 2
     orders = []
-    for seed in (0, 1, 2**63):
+    for seed in (0, 2**63):
         source = source_of(rows, length, rows // length, sampling, seed=seed)
-        orders += [tuple(starts_of(source, epoch)) for epoch in range(4)]
+        orders += [tuple(starts_of(source, epoch)) for epoch in range(2 if rows > 64 else 4)]
     assert len(set(orders)) == len(orders)
     for order in orders:
         assert sorted(order) == list(range(0, rows, length))
         assert list(order) != sorted(order)
 
 
-@pytest.mark.parametrize("sampling", ["sequential", "batch"])
-def test_large_epochs_are_covered_exactly_once(sampling: str) -> None:
-    """Above 16,384 windows the order is a network instead of a table, and it is read in blocks."""
-    source = source_of(20_011 * 2 + 1, 2, 997, sampling, drop_last=False)
-    seen = np.concatenate([source.plan(index).starts for index in range(len(source))])[:20_011]
-    assert np.array_equal(np.sort(seen), 2 * np.arange(20_011))
-
-
-def test_small_orders_are_uniform() -> None:
-    """All 24 orders of 4 windows come equally often over epochs; the 23-degree chi-square of 0.999 is 49.7."""
+def test_small_orders_are_uniform_and_what_is_dropped_differs_between_epochs() -> None:
     source = source_of(4, 1, 4, "sequential", seed=5)
-    epochs = 4800
+    epochs = 2400
     counts = collections.Counter(tuple(starts_of(source, epoch)) for epoch in range(epochs))
     assert len(counts) == 24
     expected = epochs / 24
     assert sum((count - expected) ** 2 / expected for count in counts.values()) < 49.7
+    source = source_of(17, 1, 8, "sequential")
+    dropped = {next(iter(set(range(17)) - set(epoch_of(source, epoch)))) for epoch in range(60)}
+    assert len(dropped) > 10
 
 
-def test_random_starts_are_uniform() -> None:
-    """Chi-square over 0..N-S; the 0.999 quantile for 46 degrees of freedom is 81.4."""
+def test_random_draws_are_uniform_and_independent() -> None:
     rows, length, batch_size = 50, 4, 32
     source = source_of(rows, length, batch_size, "random", seed=11)
     drawn = np.concatenate([source.plan(index).starts for index in range(600)])
@@ -137,10 +114,6 @@ def test_random_starts_are_uniform() -> None:
     expected = len(drawn) / len(counts)
     assert ((counts - expected) ** 2 / expected).sum() < 81.4
     assert counts.min() > 0
-
-
-def test_random_draws_are_independent() -> None:
-    """Neither neighbours in a batch nor equal places of neighbouring batches tell anything about each other."""
     source = source_of(8, 1, 16, "random", seed=3)
     drawn = np.stack([source.plan(index).starts for index in range(800)])
     for first, second in ((drawn[:, :-1], drawn[:, 1:]), (drawn[:-1], drawn[1:])):
@@ -149,15 +122,9 @@ def test_random_draws_are_independent() -> None:
         assert ((pairs - expected) ** 2 / expected).sum() < 103.4  # 63 degrees of freedom, 0.999
     batches = {tuple(row) for row in drawn.tolist()}
     assert len(batches) == len(drawn)
-
-
-def test_random_epochs_are_as_long_as_the_windows_side_by_side() -> None:
     assert len(source_of(100, 10, 3, "random")) == 4
     assert len(source_of(109, 10, 3, "random")) == 4
     assert len(source_of(10, 10, 3, "random")) == 1
-
-
-def test_random_does_not_depend_on_the_seed_only_through_low_bits() -> None:
     seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
     plans = [tuple(starts_of(source_of(1000, 3, 8, "random", seed=seed), 0)) for seed in seeds]
     assert len(set(plans)) == len(seeds)
@@ -183,10 +150,6 @@ def test_any_index_at_once(sampling: str) -> None:
     far = starts_of(fresh, 10**15)
     assert starts_of(fresh, np.int64(10**15)) == far
     assert all(0 <= start <= 993 for start in far)
-
-
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
-def test_plans_cannot_be_changed_through_their_arrays(sampling: str) -> None:
     source = source_of(100, 5, 4, sampling)
     plan = source.plan(0)
     before = plan.starts.tolist()
@@ -238,19 +201,14 @@ def test_an_epoch_of_a_billion_windows_starts_at_once() -> None:
 @given(n=st.one_of(st.integers(1, 300), st.sampled_from([16_383, 16_384, 16_385, 16_641, 30_000, 65_537])))
 def test_an_order_is_a_permutation(n: int) -> None:
     order = Order(Key(1, Purpose.EPOCH, n), n)
-    assert np.array_equal(np.sort(order(np.arange(n))), np.arange(n))
-
-
-def test_an_order_is_evaluated_anywhere() -> None:
-    order = Order(Key(4, Purpose.EPOCH, 0, 2), 50_000)
-    whole = order(np.arange(50_000))
-    places = np.array([49_999, 0, 17, 17, 31_415])
+    whole = order(np.arange(n))
+    assert np.array_equal(np.sort(whole), np.arange(n))
+    places = np.array([n - 1, 0, n // 3, n // 3])  # it is evaluated anywhere
     assert order(places).tolist() == whole[places].tolist()
 
 
 @pytest.mark.parametrize("n", [1000, 50_000])
 def test_an_order_mixes(n: int) -> None:
-    """Where neighbours go: no correlation between places and values, and steps of any size."""
     order = Order(Key(8, Purpose.EPOCH, 1), n)(np.arange(n))
     assert abs(np.corrcoef(np.arange(n), order)[0, 1]) < 4 / np.sqrt(n)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 4 / np.sqrt(n)

@@ -27,7 +27,6 @@ LENGTH = 7
 
 
 def rows(n: int, seed: int = 0, width: int = 3) -> dict[str, npt.NDArray[Any]]:
-    """Episodes of 7 rows, as they arrive: the first has no action and no reward."""
     rng = np.random.default_rng(seed)
     step = np.arange(n) % LENGTH
     action = rng.normal(5, 2, (n, 2)).astype(np.float32)
@@ -44,7 +43,6 @@ def rows(n: int, seed: int = 0, width: int = 3) -> dict[str, npt.NDArray[Any]]:
 
 
 def assert_are_of(found: FieldStatistics, values: npt.NDArray[Any]) -> None:
-    """Statistics are those of values, ``[n, ...]``, in float64."""
     numbers = values.astype(np.float64)
     scale = np.maximum(numbers.std(axis=0), 1e-30)
     assert found.count.shape == found.mean.shape == values.shape[1:]
@@ -56,7 +54,6 @@ def assert_are_of(found: FieldStatistics, values: npt.NDArray[Any]) -> None:
 
 
 def assert_same(one: Statistics, other: Statistics) -> None:
-    """Two statistics are the same to the bit."""
     assert list(one) == list(other)
     for name, found in one.items():
         like = other[name]
@@ -84,7 +81,7 @@ def test_are_those_of_numpy_by_dimension() -> None:
     assert found["obs_continuous"].rank_error == 0
 
 
-def test_the_first_row_of_an_episode_has_no_action_of_its_own() -> None:
+def test_actions_of_first_rows_and_observations_that_are_not_there_do_not_count() -> None:
     columns = rows(2000)
     taken = columns["episode_step"] > 0
     arrived = statistics(store_of(columns))
@@ -93,9 +90,6 @@ def test_the_first_row_of_an_episode_has_no_action_of_its_own() -> None:
     outgoing = statistics(store_of(columns, alignment="outgoing"))
     for name in ("action", "reward", "done"):
         assert_are_of(outgoing[name], columns[name])
-
-
-def test_an_observation_that_the_recording_lacks_does_not_count() -> None:
     columns = rows(70)
     last = columns["done"] > 0
     columns["observation"][last] = 0
@@ -218,7 +212,6 @@ def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
 
 @pytest.mark.slow
 def test_few_rows_at_a_time_give_the_same_bits() -> None:
-    """Blocks have 1,024 rows here."""
     made = wide_rows(1200)
     store = store_of({name: values[:1] for name, values in made.items()}, fields=[Field("seen")])
     grown, at = statistics(store, ["seen", "reward"], quantiles=[0.5]), 1
@@ -229,7 +222,6 @@ def test_few_rows_at_a_time_give_the_same_bits() -> None:
 
 
 def test_only_new_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And fewer than a block before them."""
     read: list[int] = []
     before = FieldReader.read
 
@@ -246,7 +238,7 @@ def test_only_new_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [2100 - 2048]
 
 
-def test_a_view_is_counted_on_where_its_first_rows_are_the_same() -> None:
+def test_only_a_store_that_begins_with_the_same_rows_is_counted_on(tmp_path: Path) -> None:
     columns = rows(700)
     store = store_of({name: values[:350] for name, values in columns.items()})
     every, best = store.where(lambda episode: True), store.best(0.2)
@@ -255,9 +247,6 @@ def test_a_view_is_counted_on_where_its_first_rows_are_the_same() -> None:
     store.extend({name: values[350:] for name, values in columns.items()})
     assert_same(found.update(every), statistics(every))
     assert_raises(ConfigError, r"found \d+ other rows", of_best.update, best)
-
-
-def test_other_rows_are_not_counted_on(tmp_path: Path) -> None:
     found = statistics(store_of(rows(100)))
     found.save(tmp_path)
     with pytest.raises(ConfigError, match=r"begins with the 100 rows of the statistics, found 200 other rows"):
@@ -327,7 +316,7 @@ def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
 @pytest.mark.parametrize("order", ["ascending", "mixed", "alternating"])
 def test_the_rank_error_holds_when_numbers_come_in_any_order(order: str) -> None:
     """And is no more than some times what is found."""
-    numbers, size = np.arange(1_200_000, dtype=np.float64), 6000
+    numbers, size = np.arange(600_000, dtype=np.float64), 6000
     if order == "mixed":
         np.random.default_rng(0).shuffle(numbers)
     elif order == "alternating":
@@ -350,7 +339,6 @@ def test_the_rank_error_holds_when_numbers_come_in_any_order(order: str) -> None
     few=st.booleans(),
 )
 def test_quantiles_are_within_the_rank_error_that_is_said(data: st.DataObject, sizes: list[int], few: bool) -> None:
-    """Also of parts, and where many numbers are the same."""
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     merged, parts = Sketch(), []
     for size in sizes:
@@ -375,7 +363,7 @@ def test_quantiles_are_within_the_rank_error_that_is_said(data: st.DataObject, s
 def test_the_rank_error_of_many_numbers_is_small() -> None:
     sketch = Sketch()
     block = np.arange(1 << 20, dtype=np.float64)
-    for _ in range(100):  # a hundred million
+    for _ in range(30):  # thirty million
         sketch.add(block)
     assert sketch.rank_error < 0.002
     assert sum(map(len, sketch.levels)) < 9 * 8192
@@ -384,19 +372,16 @@ def test_the_rank_error_of_many_numbers_is_small() -> None:
 
 
 def entry_of(*mean: float, count: int | None = 50) -> dict[str, Any]:
-    """What LeRobot says of a feature; without a count, as its version 2.0."""
     entry: dict[str, Any] = {"mean": list(mean), "std": [0.5] * len(mean), "min": [-9] * len(mean)}
     entry["max"] = [9] * len(mean)
     return entry if count is None else {**entry, "count": [count]}
 
 
 def camera_of(mean: float) -> dict[str, Any]:
-    """What LeRobot says of a camera."""
     return {name: [[[mean]]] * 3 for name in ("mean", "std", "min", "max")} | {"count": [40]}
 
 
 def write_stats(folder: Path, stats: dict[str, Any]) -> Path:
-    """A dataset of LeRobot, as far as statistics are concerned."""
     (folder / "meta").mkdir(parents=True)
     (folder / "meta" / "stats.json").write_text(json.dumps(stats))
     return folder
@@ -421,7 +406,7 @@ def test_what_stands_for_the_same_feature_is_written_anew(tmp_path: Path) -> Non
     np.testing.assert_allclose(found[top].mean, images.mean(axis=(0, 1, 2)))
 
 
-def test_dimensions_of_nothing_are_null(tmp_path: Path) -> None:
+def test_null_dimensions_and_statistics_without_a_count_are_saved_and_loaded(tmp_path: Path) -> None:
     made = rows(700)
     made["observation"][:, 1] = np.nan
 
@@ -436,9 +421,6 @@ def test_dimensions_of_nothing_are_null(tmp_path: Path) -> None:
     again = Statistics.load(tmp_path)["obs_continuous"]
     assert again.count.tolist() == [700, 0, 700]
     assert np.isnan(again.mean).tolist() == np.isnan(again.std).tolist() == [False, True, False]
-
-
-def test_statistics_without_a_count_normalise(tmp_path: Path) -> None:
     found = Statistics.load(write_stats(tmp_path / "old", {"action": entry_of(1.0, 2.0, count=None)}))
     assert found["action"].count.tolist() == [0, 0]
     assert found["action"].std.tolist() == [0.5, 0.5]
@@ -448,13 +430,6 @@ def test_statistics_without_a_count_normalise(tmp_path: Path) -> None:
     said = (tmp_path / "new" / "meta" / "stats.json").read_text()
     assert json.loads(said) == {"action": entry_of(1.0, 2.0, count=None)}
     assert_same(Statistics.load(tmp_path / "new"), found)
-
-
-@pytest.mark.parametrize("change", [{"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]}])
-def test_deviations_that_are_none_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    folder = write_stats(tmp_path / "wrong", {"action": {**entry_of(1.0, 2.0), **change}})
-    with pytest.raises(DataError, match=r"stats.json.*action: expected only numbers or null.*found .* in dimension 0"):
-        Statistics.load(folder)
 
 
 def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
@@ -512,13 +487,15 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     statistics(store_of(rows(100))).save(tmp_path)
     loaded = Statistics.load(tmp_path)
     assert set(loaded["reward"].quantiles) == set(QUANTILES)
-    assert_raises(ConfigError, "that cannot be updated", loaded.update, store_of(rows(100)))
+    for number, change in enumerate(({"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]})):
+        folder = write_stats(tmp_path / f"{number}", {"action": {**entry_of(1.0, 2.0), **change}})
+        says = r"stats.json.*action: expected only numbers or null.*found .* in dimension 0"
+        assert_raises(DataError, says, Statistics.load, folder)
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
     assert_raises(DataError, r"stats.json.*action: expected mean, std, min, max, found", Statistics.load, tmp_path)
 
 
 def test_frames_of_lerobot_have_the_statistics_of_lerobot(tmp_path: Path) -> None:
-    """Which are those of all frames; rows begin with one that has no action, and end with one that has no state."""
     robot = Robot(lengths=(5, 3, 7, 4))
     convert(read_lerobot(robot.write(tmp_path / "robot"), final="mark"), tmp_path / "rows")
     found = statistics(DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows")))

@@ -38,7 +38,6 @@ def store_of(lengths: list[int], times: Any, alignment: Any = "arrived", rows: s
 def expected_row(
     times: list[float], episode: tuple[int, int], anchor: int, seconds: float, tolerance: float, shift: int
 ) -> tuple[int, bool]:
-    """The row that is delivered, and whether it is near enough."""
     begin, end = episode
     candidates = list(range(begin, end - shift)) or [begin]
     wanted = times[anchor] + seconds
@@ -116,7 +115,7 @@ def test_a_hole_is_refused_at_its_own_batch_and_no_other() -> None:
     np.testing.assert_array_equal(there, ~np.isin(starts, (0, 20)))
 
 
-def test_times_of_rows_that_come_later() -> None:
+def test_times_of_rows_that_come_later_and_clocks_that_go_back() -> None:
     lengths, times = [10, 10], np.tile(np.arange(10) * 0.1, 2)
     store = store_of(lengths, times, rows=slice(0, 12))
     windows = {"obs_discrete": Seconds([-0.2, 0.3])}
@@ -130,6 +129,10 @@ def test_times_of_rows_that_come_later() -> None:
         begin, end = episode_of(lengths, start)
         assert rows.tolist() == [max(begin, start - 2), min(end - 1, start + 3)]
         assert mask.tolist() == [start - 2 >= begin, start + 3 < end]
+    seconds = {"obs_discrete": Seconds([0.0])}
+    assert BatchSource(store_of([3, 2], [5, 6, 7, 0, 1]), batch_size=5, windows=seconds)[0]["obs_discrete_mask"].all()
+    with pytest.raises(DataError, match=r"timestamp: .* ascend .* found 1 s at row 4 after 4 s"):
+        BatchSource(store_of([2, 4], [5, 6, 3, 4, 1, 2]), batch_size=2, windows=seconds)[0]
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
@@ -142,14 +145,6 @@ def test_no_seconds_is_the_anchors_own_row_where_stamps_repeat(alignment: Any) -
     assert batch["obs_discrete_mask"].all()
     assert batch["reward"][:, 0].tolist() == [min(row + shift, 4) for row in range(5)]
     assert batch["reward_mask"][:, 0].tolist() == [True, True, True, True, not shift]
-
-
-def test_a_clock_that_goes_back_is_refused_with_its_row() -> None:
-    """Within an episode; the next one may begin anywhere."""
-    seconds = {"obs_discrete": Seconds([0.0])}
-    assert BatchSource(store_of([3, 2], [5, 6, 7, 0, 1]), batch_size=5, windows=seconds)[0]["obs_discrete_mask"].all()
-    with pytest.raises(DataError, match=r"timestamp: .* ascend .* found 1 s at row 4 after 4 s"):
-        BatchSource(store_of([2, 4], [5, 6, 3, 4, 1, 2]), batch_size=2, windows=seconds)[0]
 
 
 @pytest.mark.parametrize("rate", [30, 50])
