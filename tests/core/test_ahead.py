@@ -171,8 +171,7 @@ def test_threads_that_copy_different_batches_ask_ahead_without_harm(both: Any) -
         sys.setswitchinterval(interval)
 
 
-def test_whoever_goes_back_is_asked_ahead_for_again(both: Any) -> None:
-    """Not while two take turns, each at a place of its own: the one in front has what it asked for."""
+def test_whoever_goes_back_is_asked_ahead_for_again_and_a_worker_asks_for_its_own(both: Any) -> None:
     asked, _, backed = both
     source = BatchSource(backed, 20, 4, seed=1, fields=["reward"])
     for index in range(100, 120):
@@ -187,9 +186,6 @@ def test_whoever_goes_back_is_asked_ahead_for_again(both: Any) -> None:
     for index in range(40, 70):
         _ = source[index], source[500 + index]
     assert len(asked.batches) < 180
-
-
-def test_a_worker_asks_for_its_own_batches(both: Any) -> None:
     asked, _, backed = both
     source = BatchSource(backed, 40, 4, seed=1, fields=["reward"])
     for index in range(3, 120, 8):
@@ -264,18 +260,9 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
     )
 
 
-def test_a_pool_that_is_larger_than_the_cache_is_said(both: Any) -> None:
-    _, _, backed = both
-    backed.backings[0].room = 1000
-    source = BatchSource(backed, 10, 8, Blocks(rows=100, pool=8), fields=["reward"])
-    _ = source[0]
-    with pytest.warns(
-        StoreWarning, match=r"in the cache for the pool of 8 blocks, found 1,000, .* use cache_bytes= with more"
-    ):
-        _ = source[1]
-
-
-def test_what_cannot_be_had_is_an_error_of_its_batch(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_had_is_an_error_of_its_batch_and_a_small_cache_a_warning(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, _, backed = both
     source = BatchSource(backed, 40, 4, seed=1)
     first = source[0]
@@ -284,6 +271,14 @@ def test_what_cannot_be_had_is_an_error_of_its_batch(both: Any, monkeypatch: pyt
         with pytest.raises(ConnectionError, match="gone"):
             _ = source[1]
     assert_array_equal(source[0]["reward"], first["reward"])
+    _, _, backed = both
+    backed.backings[0].room = 1000
+    source = BatchSource(backed, 10, 8, Blocks(rows=100, pool=8), fields=["reward"])
+    _ = source[0]
+    with pytest.warns(
+        StoreWarning, match=r"in the cache for the pool of 8 blocks, found 1,000, .* use cache_bytes= with more"
+    ):
+        _ = source[1]
 
 
 @pytest.fixture(scope="module")

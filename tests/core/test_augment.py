@@ -148,7 +148,7 @@ def test_permutations_are_uniform(field: str) -> None:
             assert chi_square(np.bincount(drawn[:, place], minlength=18), len(drawn) / 18) < chi_square_limit(17)
 
 
-def test_a_scalar_is_drawn_once_a_batch() -> None:
+def test_scalars_are_drawn_once_a_batch_and_for_the_reward_alone_unless_asked() -> None:
     batch = {"reward": np.ones((5, 7), np.float32), "obs_continuous": np.ones((5, 7, 2))}
     config = AugmentTokensConfig(scale_reward=UNIFORM, scale_obs=UNIFORM)
     seen = set()
@@ -159,9 +159,6 @@ def test_a_scalar_is_drawn_once_a_batch() -> None:
             assert 0.5 <= values.flat[0] < 2
             seen.add(float(values.flat[0]))
     assert len(seen) == 40
-
-
-def test_reward_alone_is_scaled_unless_asked() -> None:
     batch = make_batch()
     spec = AugmentScalarSpec(mean=2.0)
     augmented = apply(batch, draw_for(AugmentTokensConfig(scale_reward=spec), batch))

@@ -24,7 +24,7 @@ from tests.raising import assert_raises
 KEY = Key(0, Purpose.AUGMENT)
 
 
-def test_configurations_are_values() -> None:
+def test_configurations_are_values_and_may_lack_what_is_not_needed() -> None:
     config = mouse_core.AugmentTokensConfig(
         scale_reward=mouse_core.AugmentScalarSpec(mean=1.0, low=0.5, high=2.0),
         permute_action="both",
@@ -38,6 +38,16 @@ def test_configurations_are_values() -> None:
     assert AugmentScalarSpec(mean=np.float32(2), std=np.int64(1)) == AugmentScalarSpec(2.0, 1.0)
     with pytest.raises(AttributeError):
         config.enabled = False  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="permute_action: expected max_num_actions of at least 1, found 0"):
+        draw(AugmentTokensConfig(permute_action="both"), KEY, (2, 3))
+    with pytest.raises(ConfigError, match="permute_obs_discrete: expected max_num_obs_discrete"):
+        draw(AugmentTokensConfig(permute_obs_discrete=True), KEY, (2, 3))
+    with pytest.raises(ConfigError, match="crop_obs_image: expected the image_shape"):
+        draw(AugmentTokensConfig(crop_obs_image=RandomShift()), KEY, (2, 3))
+    with pytest.raises(ConfigError, match="expected a crop of at most 6x5, found 7x5"):
+        draw(AugmentTokensConfig(crop_obs_image=RandomCrop(7, 5)), KEY, (2, 3), image_shape=IMAGE)
+    # Nothing is needed for fields that are not there.
+    assert draw(full_config(max_num_actions=0), KEY, (2, 3), fields={"reward"}).permutations == {}
 
 
 @pytest.mark.parametrize(
@@ -96,19 +106,6 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 )
 def test_crops_that_cannot_be(make: Any) -> None:
     assert_raises(ConfigError, r"Random(Shift|Crop): (pad|per|height|width): expected", make)
-
-
-def test_what_is_needed_and_not_given() -> None:
-    with pytest.raises(ConfigError, match="permute_action: expected max_num_actions of at least 1, found 0"):
-        draw(AugmentTokensConfig(permute_action="both"), KEY, (2, 3))
-    with pytest.raises(ConfigError, match="permute_obs_discrete: expected max_num_obs_discrete"):
-        draw(AugmentTokensConfig(permute_obs_discrete=True), KEY, (2, 3))
-    with pytest.raises(ConfigError, match="crop_obs_image: expected the image_shape"):
-        draw(AugmentTokensConfig(crop_obs_image=RandomShift()), KEY, (2, 3))
-    with pytest.raises(ConfigError, match="expected a crop of at most 6x5, found 7x5"):
-        draw(AugmentTokensConfig(crop_obs_image=RandomCrop(7, 5)), KEY, (2, 3), image_shape=IMAGE)
-    # Nothing is needed for fields that are not there.
-    assert draw(full_config(max_num_actions=0), KEY, (2, 3), fields={"reward"}).permutations == {}
 
 
 def test_scalars_may_be_fixed_and_never_reach_their_upper_bound() -> None:

@@ -75,15 +75,6 @@ def test_what_is_done_to_a_view_stays_with_it(size: int) -> None:
                 assert_same(views[untouched], other[untouched])
 
 
-def test_nothing_enabled_is_no_augmentation() -> None:
-    plain = source(None)
-    for config in (AugmentTokensConfig(), full_config(enabled=False)):
-        mine = source(config)
-        assert_same(mine[3], plain[3])
-        assert mine.fingerprint == plain.fingerprint
-        assert mine.spec == plain.spec
-
-
 def test_short_and_large_batches_are_drawn_for_their_size() -> None:
     config = full_config()
     options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "size": 5}
@@ -98,7 +89,7 @@ def test_short_and_large_batches_are_drawn_for_their_size() -> None:
         assert_same(batch, dict(apply(plain[index], draws_of[index], image_shape=IMAGE)))
 
 
-def test_the_spec_says_what_comes() -> None:
+def test_the_spec_says_what_comes_and_nothing_enabled_is_no_augmentation() -> None:
     plain = source(None).spec
     spec = source(full_config(crop_obs_image=RandomCrop(4, 3))).spec
     assert spec["obs_image"].image_shape == (4, 3, 2)
@@ -111,6 +102,12 @@ def test_the_spec_says_what_comes() -> None:
     hidden = source(full_config(deliver_masks=False)).spec
     assert set(hidden) == set(plain)
     assert spec.alignment == plain.alignment
+    plain = source(None)
+    for config in (AugmentTokensConfig(), full_config(enabled=False)):
+        mine = source(config)
+        assert_same(mine[3], plain[3])
+        assert mine.fingerprint == plain.fingerprint
+        assert mine.spec == plain.spec
 
 
 def test_stored_dtypes_carry_the_same_values() -> None:
@@ -151,7 +148,7 @@ def test_a_framework_without_doubles_gets_the_same_numbers_rounded() -> None:
         source(huge, replace_dtypes={"float64": "float32"})[0]
 
 
-def test_a_state_of_another_augmentation_is_refused() -> None:
+def test_states_of_other_augmentations_are_refused_and_sources_pickled() -> None:
     config = full_config()
     with PrefetchBatchifier(STORE, 5, 4, seed=3, augment=config) as loader:
         state = loader.state_dict()
@@ -164,9 +161,6 @@ def test_a_state_of_another_augmentation_is_refused() -> None:
             other.load_state_dict(state)
     with PrefetchBatchifier(STORE, 5, 4, augment=config, views=2) as other, pytest.raises(StateError):
         other.load_state_dict(state)
-
-
-def test_an_augmented_source_can_be_pickled_and_moved() -> None:
     mine = source(full_config(), views=2)
     for other in (pickle.loads(pickle.dumps(mine)), mine.with_snapshot(STORE.snapshot(), epoch_start=0)):
         assert other.fingerprint == mine.fingerprint

@@ -101,11 +101,8 @@ def test_what_is_wrong_is_found(wrong: type[DeviceReplayConformance], test: str,
         getattr(wrong(), test)(tmp_path)
 
 
-def test_half_a_write_is_found() -> None:
+def test_half_a_write_is_found_and_random_numbers_of_a_row_come_from_one_call() -> None:
     assert_raises(AssertionError, "after a rejected call", Growing().test_what_is_refused_changes_nothing)
-
-
-def test_two_random_numbers_per_row_come_from_one_call() -> None:
     xp, key = Arrays(), DrawKey(7, 3)
     words = xp.words(key, 8)
     np.testing.assert_array_equal(xp.words(key, 8), words)

@@ -117,7 +117,7 @@ def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | 
         assert arrays["mask"].tolist() == [True] * total + [False] * missing
 
 
-def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:
+def test_examples_are_digested_one_by_one_and_taken_from_strided_arrays() -> None:
     examples = [example(number, length) for number, length in enumerate((5, 3, 7, 3, 0))]
     whole = examples_digest(4, examples)
     assert whole.windows == 5
@@ -132,9 +132,6 @@ def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:
         assert examples_digest(4, [alike[0], replace(alike[1], **{name: values}), alike[2]]) != StreamDigest.of(
             4, arrays
         )
-
-
-def test_arrays_that_do_not_lie_in_one_piece_are_taken_as_others() -> None:
     strided = np.arange(12, dtype=np.int32)[::2]
     strided.flags.writeable = False
     one = replace(example(0, 6), tokens=strided)

@@ -271,7 +271,7 @@ def test_a_folder_is_read_without_its_log(make: Make, by: str) -> None:
     assert len(open_rollouts(buffer.root_path)) == 16
 
 
-def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
+def test_files_have_columns_for_what_no_rollout_has_and_are_read_together(make: Make) -> None:
     buffer = make()
     full = [replace(item, metadata={"a": 1}) for item in group(0, 4)]
     buffer.add_rollouts(full)
@@ -283,10 +283,7 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     rows = [{**row, "metadata": None} for row in table.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path.with_name("part-1.parquet"))
     assert list(make().rollouts()) == [replace(item, metadata={}) for item in full]
-
-
-def test_other_tools_read_all_files_together(make: Make) -> None:
-    buffer = make(group_size=1)
+    buffer = make("together", group_size=1)
     full = rollout(1, metadata={"a": 1})
     turns = [replace(turn, reward=None, metadata={}) for turn in full.turns]
     bare = replace(full, rollout_uid="bare", turns=turns, replica_id="", metadata={})  # type: ignore[arg-type]
@@ -299,8 +296,7 @@ def test_other_tools_read_all_files_together(make: Make) -> None:
     assert rewards == {"r1": [None, 0.5], "bare": [None, None]}
 
 
-def test_a_file_of_another_tool_is_believed(make: Make) -> None:
-    """Its name promises nothing about its content, so what the log says of it may be old."""
+def test_files_of_other_tools_are_believed_and_those_taken_away_gone(make: Make) -> None:
     buffer = make(group_size=2)
     for first in (0, 2):
         buffer.add_rollouts(group(first, 2))
@@ -316,15 +312,12 @@ def test_a_file_of_another_tool_is_believed(make: Make) -> None:
     again = make(group_size=2)
     assert {item.rollout_uid: item.reward for item in again.rollouts()} == {"r0": 7.0, "r1": 8.0, "r2": 2.0, "r3": 3.0}
     assert other.exists()
-
-
-def test_files_that_were_taken_away_are_gone(make: Make) -> None:
-    buffer = make()
+    buffer = make("gone")
     for first in (0, 4):
         buffer.add_rollouts(group(first, 4))
     buffer.close()
     buffer.rollouts().groups[0].path.unlink()
-    again = make()
+    again = make("gone")
     assert uids(again) == ["r4", "r5", "r6", "r7"]
     assert again.add_rollouts(group(0, 4)) == 4
 
@@ -591,7 +584,9 @@ def test_a_damaged_file_is_named(make: Make) -> None:
     assert other.exists()
 
 
-def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_do_not_grow_for_ever_and_one_that_cannot_be_cut_stops_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mouse_core.groups.waiting._REWRITE_BYTES", 20_000)
     buffer = make()
     log = buffer.root_path / ".state" / "waiting.log"
@@ -607,10 +602,7 @@ def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPa
     assert (again.num_waiting, len(again)) == (1, 161)
     again.flush()
     assert log.stat().st_size == 0
-
-
-def test_a_log_that_cannot_be_cut_stops_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = make(batch_maker=GrpoBatchMaker(rng_seed=0))
+    buffer = make("cut", batch_maker=GrpoBatchMaker(rng_seed=0))
     buffer.add_rollouts(group(0, 3))
 
     def refuse(*arguments: Any) -> None:
@@ -622,7 +614,7 @@ def test_a_log_that_cannot_be_cut_stops_nothing(make: Make, monkeypatch: pytest.
     assert buffer.num_groups == 1
     assert buffer.create_and_store_batch(4) is not None
     buffer.close()
-    assert len(make()) == 4
+    assert len(make("cut")) == 4
 
 
 def test_rollouts_are_found_by_uid_and_by_problem_without_opening_other_files(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_values_that_a_column_does_not_have(column: RolloutColumn, given: Any, c
     assert_raises(DataError, wanted, column.values, given, count, "turn 1")
 
 
-def test_values_are_finite_unless_a_column_says_otherwise_and_a_columns_own() -> None:
+def test_values_are_finite_unless_a_column_says_otherwise_and_records_hold_copies() -> None:
     given = np.array([[0.0, np.nan], [np.inf, 1.0]])
     with pytest.raises(DataError, match=r"turn 1: expected column 'x' as finite numbers, found nan at \[0, 1\]"):
         RolloutColumn("x", shape=(2,)).taken(given, 2, "turn 1")
@@ -77,9 +77,6 @@ def test_values_are_finite_unless_a_column_says_otherwise_and_a_columns_own() ->
     assert values.tolist() == [0, 1, 2]
     assert not values.flags.writeable
     assert RolloutColumn("x", dtype="float16").values([1, 2], 2, "").dtype == np.float16
-
-
-def test_records_hold_copies_and_compare_by_value() -> None:
     given = np.ones((2, 3), np.uint8)
     turns = [Turn("", "user", [1, 2], columns={"seen": given}) for _ in range(2)]
     assert turns[0] == turns[1]

@@ -340,7 +340,7 @@ def test_options_and_calls_that_cannot_be(call: Any, message: str) -> None:
     assert_raises((ConfigError, DataError), message, call)
 
 
-def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
+def test_a_uid_names_one_rollout_of_a_maker_that_can_be_pickled() -> None:
     maker = GrpoBatchMaker()
     for number in (0, 1, 0):
         maker.add_rollout(rollout(number))
@@ -356,6 +356,16 @@ def test_a_uid_names_one_rollout_of_a_maker_too() -> None:
         maker.create_batch(2)
     maker.add_rollout(rollout(0))
     assert maker.available == 0
+    maker = GrpoBatchMaker(rng_seed=2, max_staleness=3)
+    assert len(pickle.dumps(maker)) < 50_000, "Ray sends it along with the actor, and not beside it"
+    for item in group(0, 8):
+        maker.add_rollout(item)
+    maker.create_batch(2)
+    shared: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(maker, protocol=5, buffer_callback=shared.append)
+    other = pickle.loads(data, buffers=[bytes(one.raw()) for one in shared])  # that cannot be written to
+    assert other.create_batch(4) == maker.create_batch(4)
+    assert other.available == maker.available == 2
 
 
 def buffer(folder: Path, **options: Any) -> RolloutBuffer:
@@ -393,13 +403,11 @@ def test_a_stored_batch(tmp_path: Path) -> None:
     assert_raises(DataError, f"{path}: expected the content that was written, found damage", whole.read_batch, batch_id)
 
 
-@pytest.mark.parametrize("kept", ["all", "no log", "no files"])
 @pytest.mark.parametrize(
-    ("max_uses", "older"),
+    ("kept", "max_uses", "older"),
     [
-        (1, "drop"),
-        (2, "keep"),
-        pytest.param(2, "drop", marks=pytest.mark.slow),
+        *(("no log", 1, "drop"), ("no files", 1, "drop"), ("all", 2, "keep"), ("no log", 2, "keep")),
+        *(pytest.param(kept, 2, "drop", marks=pytest.mark.slow) for kept in ("all", "no log", "no files")),
     ],
 )
 def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int, older: str) -> None:
@@ -632,16 +640,3 @@ def test_a_batch_that_could_not_be_stored_is_the_next_one(
     whole.close()
     (tmp_path / "batches" / next((tmp_path / "batches").iterdir()).name).unlink()
     assert buffer(tmp_path).create_and_store_batch(1) is None
-
-
-def test_a_maker_can_be_pickled() -> None:
-    maker = GrpoBatchMaker(rng_seed=2, max_staleness=3)
-    assert len(pickle.dumps(maker)) < 50_000, "Ray sends it along with the actor, and not beside it"
-    for item in group(0, 8):
-        maker.add_rollout(item)
-    maker.create_batch(2)
-    shared: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(maker, protocol=5, buffer_callback=shared.append)
-    other = pickle.loads(data, buffers=[bytes(one.raw()) for one in shared])  # that cannot be written to
-    assert other.create_batch(4) == maker.create_batch(4)
-    assert other.available == maker.available == 2

@@ -62,7 +62,7 @@ def some_rollout(rng: random.Random, number: int) -> RolloutRecord:
     )
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 3, 4, 5))])
 def test_batches_are_the_same_with_and_without_restarts(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     made = options(rng)

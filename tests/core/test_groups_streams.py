@@ -163,7 +163,9 @@ def test_declared_columns_are_in_micro_batches_without_examples(tmp_path: Path) 
             assert empty[-1:][0]["tokens"].size == shares[0][0]["tokens"].size
 
 
-def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(root: Path) -> None:
+def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def uids(streams: list[RolloutStream]) -> list[str]:
         return sorted(example.rollout_uid for stream in streams for example in next(stream).examples)
 
@@ -180,6 +182,9 @@ def test_going_on_with_another_number_of_ranks_loses_and_doubles_nothing(root: P
     for stream in three:
         stream.load_state_dict(json.loads(states[0]))
     assert [uids(three), uids(three)] == expected[1:]
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert RolloutStream(root, 50, shard="auto").shard == (2, 4)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=5))
@@ -286,12 +291,6 @@ def test_batches_are_made_on_demand_and_waited_for(tmp_path: Path) -> None:
         ({"batches": root, "shard": (2, 2)}, "shard: expected 0 <= rank < count"),
     ]:
         assert_raises(ConfigError, wanted, RolloutStream, **{"max_tokens": 8, **options})
-
-
-def test_the_environment_says_which_rank_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert RolloutStream(root, 50, shard="auto").shard == (2, 4)
 
 
 def test_staleness_is_that_of_when_the_batch_was_made(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.core.groups_cases import METADATA, group, rollout
 from tests.raising import assert_raises
 
 
-def test_turns_keep_what_they_are_given() -> None:
+def test_turns_keep_what_they_are_given_and_rewards_are_those_of_turns() -> None:
     turn = Turn("hi", "assistant", [1, 2, 3], [-0.5, -1.0, 0.0], 1, METADATA)
     assert turn.tokens.dtype == np.int32
     assert turn.tokens.tolist() == [1, 2, 3]
@@ -33,6 +33,14 @@ def test_turns_keep_what_they_are_given() -> None:
     assert not Turn("hi", "user", [1], [-0.5]).is_trained
     assert not Turn("hi", "assistant", [1]).is_trained
     assert Turn("a message of an interface without tokens", "tool").tokens.shape == (0,)
+    turns = [Turn("a", "assistant", reward=0.1), Turn("b", "user"), Turn("c", "assistant", reward=0.2)]
+    assert RolloutRecord("e", 1, 2, "u", turns).reward == math.fsum([0.1, 0.2])  # type: ignore[arg-type]
+    assert RolloutRecord("e", 1, 2, "u", turns).key == ("e", "1", "2")  # type: ignore[arg-type]
+    for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
+        assert not same_values(one, other)
+        assert rollout(0, metadata={"x": one}) != rollout(0, metadata={"x": other})
+    assert rollout(0) != rollout(0, created=1.5)
+    assert rollout(0) != rollout(0, tokens=6)
 
 
 def test_no_probability_is_above_one(tmp_path: Path) -> None:
@@ -145,18 +153,7 @@ def test_rollouts_refuse(changed: dict[str, Any], message: str) -> None:
     assert_raises(DataError, message, RolloutRecord, **fields | changed)
 
 
-def test_rewards_are_those_of_turns_and_comparisons_see_differences() -> None:
-    turns = [Turn("a", "assistant", reward=0.1), Turn("b", "user"), Turn("c", "assistant", reward=0.2)]
-    assert RolloutRecord("e", 1, 2, "u", turns).reward == math.fsum([0.1, 0.2])  # type: ignore[arg-type]
-    assert RolloutRecord("e", 1, 2, "u", turns).key == ("e", "1", "2")  # type: ignore[arg-type]
-    for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
-        assert not same_values(one, other)
-        assert rollout(0, metadata={"x": one}) != rollout(0, metadata={"x": other})
-    assert rollout(0) != rollout(0, created=1.5)
-    assert rollout(0) != rollout(0, tokens=6)
-
-
-def test_examples_refuse() -> None:
+def test_examples_refuse_and_come_back(tmp_path: Path) -> None:
     tokens, mask, floats = np.arange(3), np.ones(3, bool), np.zeros(3)
     example = RLExample(tokens, mask, floats, floats)
     assert len(example) == 3
@@ -167,6 +164,12 @@ def test_examples_refuse() -> None:
         RLExample(tokens, tokens, floats, floats)  # type: ignore[arg-type]
     assert_raises(DataError, "expected advantage for each of 3 tokens", RLExample, tokens, mask, floats[:1], floats)
     assert_raises(DataError, "expected generator_log_probs as finite", RLExample, tokens, mask, floats, floats + np.nan)
+    given_ = [rollout(0), rollout(1, tokens=0), rollout(2)]
+    with RolloutBuffer(tmp_path, group_size=3, batch_maker=Everything()) as buffer:
+        buffer.add_rollouts(given_)
+        batch = buffer.create_and_store_batch(3)
+        assert batch is not None
+        assert buffer.read_batch(batch) == make_examples(given_, [-0.5, 0.5, 1.5])
 
 
 def test_prompts_are_outside_of_the_loss() -> None:
@@ -313,15 +316,6 @@ class Everything:
 
     def get_batch_metadata(self, batch: Any) -> dict[str, Any]:
         return {}
-
-
-def test_examples_come_back(tmp_path: Path) -> None:
-    given_ = [rollout(0), rollout(1, tokens=0), rollout(2)]
-    with RolloutBuffer(tmp_path, group_size=3, batch_maker=Everything()) as buffer:
-        buffer.add_rollouts(given_)
-        batch = buffer.create_and_store_batch(3)
-        assert batch is not None
-        assert buffer.read_batch(batch) == make_examples(given_, [-0.5, 0.5, 1.5])
 
 
 @pytest.mark.parametrize(

@@ -106,15 +106,6 @@ def test_counts_and_members_agree_wherever_rounds_end(weights: list[int], begin:
     np.testing.assert_array_equal(np.concatenate(parts), members)
 
 
-def test_shares_that_no_round_holds_exactly_are_rounded_and_none_is_lost() -> None:
-    tiny = Shares.of([Fraction(1), Fraction(1, 10**12), Fraction(0)])
-    assert tiny.windows[1] == 1
-    assert tiny.windows[2] == 0
-    shares = Shares.of([Fraction(1, 3), Fraction(2**0.5), Fraction(np.pi)])
-    wanted = np.array([1 / 3, 2**0.5, np.pi])
-    np.testing.assert_allclose(np.array(shares.windows) / sum(shares.windows), wanted / wanted.sum(), atol=1e-7)
-
-
 SAMPLED = (
     {},
     {"sampling": "batch"},
@@ -142,13 +133,6 @@ def test_every_window_is_one_of_the_member_that_it_names(options: dict[str, Any]
         members = batch["member"][:, 0].tolist()
         turn = 0 if options.get("sampling") == "last" else 16 * index
         assert members == oracle([1, 1, 2], turn + 16)[turn:]
-
-
-def test_last_is_the_last_windows_of_each() -> None:
-    number = BatchSource(three(), 8, 16, "last")[5]["reward"].astype(np.int64)
-    found = sorted(number[:, 0].tolist())
-    wanted = [m * FAR + rows - 8 * k for m, rows, n in ((0, 200, 4), (1, 90, 4), (2, 400, 8)) for k in range(n, 0, -1)]
-    assert found == sorted(wanted)
 
 
 @pytest.mark.parametrize("options", [{}, {"boundary": "episode"}])
@@ -182,7 +166,7 @@ def test_every_window_of_a_member_comes_once_in_its_epochs() -> None:
             first[member].append(epochs[0])
 
 
-def test_random_windows_begin_anywhere_in_each_member() -> None:
+def test_windows_of_members_come_from_anywhere_and_by_themselves() -> None:
     starts = numbers_of(BatchSource(three(), 8, 32), 400)[:, 0]
     for member, rows in ((0, 200), (1, 90), (2, 400)):
         mine = starts[starts // FAR == member] - member * FAR
@@ -191,15 +175,16 @@ def test_random_windows_begin_anywhere_in_each_member() -> None:
         expected = len(mine) / len(counts)
         squares = float(((counts - expected) ** 2 / expected).sum())
         assert abs(squares - len(counts)) < 6 * (2 * len(counts)) ** 0.5
-
-
-def test_members_draw_by_themselves() -> None:
     mixture = Mixture([numbered(0, 500), numbered(0, 500)])
     batch = BatchSource(mixture, 8, 64)[0]
     first, second = (batch["reward"][batch["member"][:, 0] == code][:, 0] for code in (0, 1))
     assert (first != second).mean() > 0.9
     later = BatchSource(mixture, 8, 64, epoch_start=5)[5]
     assert (later["reward"] != BatchSource(mixture, 8, 64)[5]["reward"]).mean() > 0.9
+    number = BatchSource(three(), 8, 16, "last")[5]["reward"].astype(np.int64)
+    found = sorted(number[:, 0].tolist())
+    wanted = [m * FAR + rows - 8 * k for m, rows, n in ((0, 200, 4), (1, 90, 4), (2, 400, 8)) for k in range(n, 0, -1)]
+    assert found == sorted(wanted)
 
 
 @pytest.mark.parametrize("options", SAMPLED, ids=str)
@@ -281,7 +266,7 @@ def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature:
         assert max(shares.values()) > 0.999999
 
 
-def test_weights_of_one_ratio_are_one_mixture() -> None:
+def test_shares_are_those_of_weights_of_one_ratio_and_none_is_lost() -> None:
     members = [numbered(0, 60), numbered(1, 60)]
     alike: list[Any] = [[2, 1], [4, 2], [0.5, 0.25], [1.4, 0.7], [Fraction(2, 3), Fraction(1, 3)], {"0": 2.0, "1": 1}]
     assert len({BatchSource(Mixture(members, weights), 4, 4).fingerprint for weights in alike}) == 1
@@ -289,6 +274,12 @@ def test_weights_of_one_ratio_are_one_mixture() -> None:
     assert len({BatchSource(Mixture(members, weights), 4, 4).fingerprint for weights in staged}) == 1
     other = BatchSource(Mixture(members, [2, 1.1]), 4, 4)
     assert other.fingerprint != BatchSource(Mixture(members, [2, 1]), 4, 4).fingerprint
+    tiny = Shares.of([Fraction(1), Fraction(1, 10**12), Fraction(0)])
+    assert tiny.windows[1] == 1
+    assert tiny.windows[2] == 0
+    shares = Shares.of([Fraction(1, 3), Fraction(2**0.5), Fraction(np.pi)])
+    wanted = np.array([1 / 3, 2**0.5, np.pi])
+    np.testing.assert_allclose(np.array(shares.windows) / sum(shares.windows), wanted / wanted.sum(), atol=1e-7)
 
 
 def test_a_schedule_changes_shares_from_batch_to_batch() -> None:

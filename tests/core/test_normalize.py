@@ -85,17 +85,7 @@ def test_numbers_are_as_lerobot_makes_them(kind: str, dtype: Any) -> None:
         assert (batch["obs_image"] == raw["obs_image"]).all()
 
 
-def test_images_are_normalised_by_channel() -> None:
-    made = columns()
-    store = store_of(made)
-    source, plain = source_of(store, normalize={"obs_image": "mean_std"}), source_of(store)
-    assert source.spec["obs_image"].dtype == np.float32
-    pixels = made["observation_image"].reshape(-1, 3)
-    expected = lerobot("mean_std", plain[3]["obs_image"].reshape(SIZE, LENGTH, 16, 3), pixels)
-    np.testing.assert_allclose(source[3]["obs_image"].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_dtypes_that_are_asked_for_are_rounded_to_last() -> None:
+def test_dtypes_that_are_asked_for_are_rounded_to_last_and_images_normalised_by_channel() -> None:
     store = store_of(columns(dtype=np.float64))
     narrow = source_of(store, normalize=KINDS, dtypes={"obs_continuous": np.float16})
     wide = source_of(store, normalize=KINDS, dtypes={"obs_continuous": np.float64})
@@ -109,6 +99,13 @@ def test_dtypes_that_are_asked_for_are_rounded_to_last() -> None:
     assert usual[0]["obs_continuous"].tobytes() == exact.astype(np.float32).tobytes()
     assert replaced[0]["obs_continuous"].tobytes() == usual[0]["obs_continuous"].tobytes()
     assert len({one.fingerprint for one in (narrow, wide, usual, replaced)}) == 1
+    made = columns()
+    store = store_of(made)
+    source, plain = source_of(store, normalize={"obs_image": "mean_std"}), source_of(store)
+    assert source.spec["obs_image"].dtype == np.float32
+    pixels = made["observation_image"].reshape(-1, 3)
+    expected = lerobot("mean_std", plain[3]["obs_image"].reshape(SIZE, LENGTH, 16, 3), pixels)
+    np.testing.assert_allclose(source[3]["obs_image"].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_same_bits_stored_or_delivered_sharded_prefetched_or_pickled() -> None:

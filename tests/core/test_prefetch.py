@@ -108,7 +108,7 @@ def test_no_more_is_computed_than_was_asked_for(workers: int, prefetch: int) -> 
             assert sorted(held.begun) == list(range(taken + prefetch))
 
 
-def test_nothing_begins_before_it_is_used() -> None:
+def test_nothing_begins_before_it_is_used_and_an_abandoned_loader_leaks_no_thread() -> None:
     options: dict[str, Any] = {"seed": 3, "shard": (1, 2), "dtypes": {"reward": "float64"}}
     loader = PrefetchBatchifier(store := store_of(), 5, 4, num_workers=3, **options)
     source = BatchSource(store, 5, 4, **options)
@@ -119,6 +119,17 @@ def test_nothing_begins_before_it_is_used() -> None:
     assert_same(loader.next_batch(), source[0])
     assert our_threads()
     loader.close()
+    for _ in range(2):
+        loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=3)
+        loader.next_batch()
+        reference = weakref.ref(loader)
+        del loader
+        assert wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
+    for batch in PrefetchBatchifier(store_of(), 5, 4):
+        assert batch["reward"].shape == (4, 5)
+        break
+    gc.collect()
+    assert wait_until(lambda: not our_threads())
 
 
 def test_with_closes_also_after_an_error_and_without_workers_there_are_no_threads() -> None:
@@ -314,20 +325,6 @@ def test_closed_loaders_hold_no_batches() -> None:
     loader.close()  # with a full queue
     assert wait_until(lambda: not our_threads())
     assert wait_until(lambda: not any(reference() for reference in references))
-
-
-def test_an_abandoned_loader_leaks_no_thread() -> None:
-    for _ in range(2):
-        loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=3)
-        loader.next_batch()
-        reference = weakref.ref(loader)
-        del loader
-        assert wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
-    for batch in PrefetchBatchifier(store_of(), 5, 4):
-        assert batch["reward"].shape == (4, 5)
-        break
-    gc.collect()
-    assert wait_until(lambda: not our_threads())
 
 
 PROGRAMS = {

@@ -272,7 +272,7 @@ def test_a_terminal_step_whose_outcome_is_not_stored_adds_no_reward_to_a_new_goa
     assert (reward[~new] == 100).all()
 
 
-def test_transforms_that_do_not_fit_hindsight_are_refused() -> None:
+def test_transforms_that_do_not_fit_hindsight_or_slices_are_refused() -> None:
     relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
     for summing in (NStep(3, 1.0), ReturnsToGo(1.0)):
         with pytest.raises(ConfigError, match=r"expected single transitions for .* together with HindsightRelabel"):
@@ -285,6 +285,13 @@ def test_transforms_that_do_not_fit_hindsight_are_refused() -> None:
     single |= {"done": np.zeros((3, 2)), "next": {"achieved_goal": np.zeros((3, 2, 1)), "reward": np.zeros((3, 2))}}
     with pytest.raises(SchemaError, match="expected goals from the episodes of the transitions, found none"):
         relabel(single, Key(0, Purpose.REPLAY))
+    relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
+    goals = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=relabel)
+    apart = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4, dilation=2))
+    for member, transform, text in ((goals, NStep(2, 1.0), "single transitions"), (apart, NextView(), "dilation=1")):
+        for buffer in (member, ReplayBufferEnsemble(member)):
+            with pytest.raises(ConfigError, match=f"transform: expected .*{text}"):
+                ReplayBufferEnsemble(buffer, transform=transform)
 
 
 @pytest.mark.parametrize("key", [("collector", "traj_ids"), "episode", "traj"])
@@ -325,13 +332,3 @@ def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) 
         assert batch["steps"][place] == len(taken)
         assert batch["next_obs"][place, 0] == number + len(taken)
         assert batch["action"][place] == rows[number]["action"]
-
-
-def test_transforms_of_an_ensemble_are_checked_against_the_slices_of_its_members() -> None:
-    relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
-    goals = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4), transform=relabel)
-    apart = ReplayBuffer(ArrayStorage(9), SliceSampler(sequence_length=4, dilation=2))
-    for member, transform, text in ((goals, NStep(2, 1.0), "single transitions"), (apart, NextView(), "dilation=1")):
-        for buffer in (member, ReplayBufferEnsemble(member)):
-            with pytest.raises(ConfigError, match=f"transform: expected .*{text}"):
-                ReplayBufferEnsemble(buffer, transform=transform)

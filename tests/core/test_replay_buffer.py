@@ -67,6 +67,21 @@ def test_a_batch_is_nested_as_the_rows_are() -> None:
     assert lone.extend(np.arange(8).reshape(4, 2)).tolist() == [0, 1, 2, 3]
     batch = lone.sample(3)
     np.testing.assert_array_equal(batch["data"][:, 0], batch["index"] * 2)
+    buffer = ReplayBuffer(ArrayStorage(10))
+    assert buffer.extend([{"a": 1, "b": (np.zeros(2), 3.0)}, {"a": 2, "b": (np.ones(2), 4.0)}]).tolist() == [0, 1]
+    assert buffer.extend({"a": [3], "b": (np.ones((1, 2)), [5.0])}).tolist() == [2]
+    found = buffer[:]
+    assert isinstance(found["b"], tuple)
+    assert buffer.extend([]).tolist() == []
+    assert buffer.extend({"a": [], "b": (np.zeros((0, 2)), [])}).tolist() == []
+    np.testing.assert_array_equal(found["b"][1], [3, 4, 5])
+    with pytest.raises(DataError, match=r"expected \[3\] rows as in \('x', 0\), found \[2\]; .* np.stack"):
+        ReplayBuffer(ArrayStorage(9)).extend({"x": [np.zeros(3), np.ones(3)], "n": np.arange(2)})
+    buffer = ReplayBuffer(ArrayStorage(9, ndim=2))
+    buffer.append(State(np.arange(2.0), None, [np.arange(2.0), np.arange(2.0) + 10]))
+    buffer.extend(State(np.ones((3, 2)), None, [np.ones((3, 2)), np.ones((3, 2)) + 10]))
+    row = buffer[1]
+    assert (row["obs"], row["memory"], row["hidden"]) == (1.0, None, [1.0, 11.0])
 
 
 def test_batches_need_rows_a_size_and_parts_that_are_what_they_are_called() -> None:
@@ -170,24 +185,6 @@ class State:
     obs: Any
     memory: Any
     hidden: Any
-
-
-def test_lists_are_stacks_tuples_trees_and_dataclasses_dicts() -> None:
-    buffer = ReplayBuffer(ArrayStorage(10))
-    assert buffer.extend([{"a": 1, "b": (np.zeros(2), 3.0)}, {"a": 2, "b": (np.ones(2), 4.0)}]).tolist() == [0, 1]
-    assert buffer.extend({"a": [3], "b": (np.ones((1, 2)), [5.0])}).tolist() == [2]
-    found = buffer[:]
-    assert isinstance(found["b"], tuple)
-    assert buffer.extend([]).tolist() == []
-    assert buffer.extend({"a": [], "b": (np.zeros((0, 2)), [])}).tolist() == []
-    np.testing.assert_array_equal(found["b"][1], [3, 4, 5])
-    with pytest.raises(DataError, match=r"expected \[3\] rows as in \('x', 0\), found \[2\]; .* np.stack"):
-        ReplayBuffer(ArrayStorage(9)).extend({"x": [np.zeros(3), np.ones(3)], "n": np.arange(2)})
-    buffer = ReplayBuffer(ArrayStorage(9, ndim=2))
-    buffer.append(State(np.arange(2.0), None, [np.arange(2.0), np.arange(2.0) + 10]))
-    buffer.extend(State(np.ones((3, 2)), None, [np.ones((3, 2)), np.ones((3, 2)) + 10]))
-    row = buffer[1]
-    assert (row["obs"], row["memory"], row["hidden"]) == (1.0, None, [1.0, 11.0])
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "list"])
@@ -355,7 +352,7 @@ def test_objects_of_any_kind_are_rows_unless_their_fields_differ() -> None:
         assert_raises(SchemaError, "same fields", ragged.sample, 1)
 
 
-def test_a_function_of_ones_own_makes_the_batch() -> None:
+def test_a_function_of_ones_own_makes_the_batch_and_trajectories_are_observed() -> None:
     def collate(rows: list[Any]) -> dict[str, Any]:
         assert isinstance(rows, list)
         return {"total": sum(int(row["a"]) for row in rows), "n": len(rows)}
@@ -369,6 +366,17 @@ def test_a_function_of_ones_own_makes_the_batch() -> None:
     joined.extend(["x", "y"])
     assert len(joined.sample(4)["data"]) == 4
     assert_raises(ConfigError, "collate_fn", ReplayBuffer, collate_fn=3)
+
+    class Trajectory(NamedTuple):
+        observation: Any
+        reward: Any
+
+    buffer = ReplayBuffer(ArrayStorage(10))
+    observe = buffer.observer()
+    assert observe(Trajectory(np.zeros((4, 2)), np.arange(4.0))) is None  # type: ignore[func-returns-value]
+    observe({"observation": np.ones((3, 2)), "reward": np.arange(3.0)})
+    assert set(buffer.sample(2)) == {"observation", "reward", "index"}
+    assert len(buffer) == 7
 
 
 def test_the_best_rows_are_kept() -> None:
@@ -620,19 +628,6 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
 
 def _no_space(*arguments: Any) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_trajectories_are_observed() -> None:
-    class Trajectory(NamedTuple):
-        observation: Any
-        reward: Any
-
-    buffer = ReplayBuffer(ArrayStorage(10))
-    observe = buffer.observer()
-    assert observe(Trajectory(np.zeros((4, 2)), np.arange(4.0))) is None  # type: ignore[func-returns-value]
-    observe({"observation": np.ones((3, 2)), "reward": np.arange(3.0)})
-    assert set(buffer.sample(2)) == {"observation", "reward", "index"}
-    assert len(buffer) == 7
 
 
 @pytest.mark.parametrize(("kind", "method"), [(ArrayStorage, "spawn"), (ListStorage, "forkserver")])

@@ -79,7 +79,7 @@ def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
     assert found == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8]
 
 
-def test_whole_shares_are_exact_and_others_are_right_on_average() -> None:
+def test_draws_come_from_the_seed_of_the_ensemble_by_exact_shares() -> None:
     ensemble = ReplayBufferEnsemble(member(0), member(1), p=[1, 3], batch_size=16)
     for _ in range(20):
         assert np.bincount(ensemble.sample()["buffer_ids"]).tolist() == [4, 12]
@@ -87,8 +87,6 @@ def test_whole_shares_are_exact_and_others_are_right_on_average() -> None:
     counts = np.bincount(np.concatenate([thirds.sample()["buffer_ids"] for _ in range(1500)]), minlength=3)
     assert ((counts - 500) ** 2 / 500).sum() < 13.8  # chi-square, 2 degrees of freedom, p = 0.001
 
-
-def test_draws_come_from_the_seed_of_the_ensemble() -> None:
     def drawn(seeds: int, **options: Any) -> list[int]:
         members = [member(0, **options), member(1, **options)]
         ensemble = ReplayBufferEnsemble(*members, p=[0.3, 0.7], batch_size=9, seed=seeds)
@@ -313,7 +311,7 @@ def test_everything_goes_on_after_a_checkpoint(to_file: bool, tmp_path: Path) ->
     assert ensemble.stats() == other.stats()
 
 
-def test_a_state_of_another_ensemble_changes_nothing() -> None:
+def test_states_of_other_ensembles_and_arguments_that_cannot_be() -> None:
     ensemble = make()
     good = ensemble.state_dict()
     one_bad = {**good, "buffers": {**good["buffers"], "1": good["buffers"]["0"]}}
@@ -324,9 +322,6 @@ def test_a_state_of_another_ensemble_changes_nothing() -> None:
         with pytest.raises(StateError):
             ensemble.load_state_dict(bad)
         np.testing.assert_array_equal(first[:]["a"], before)
-
-
-def test_arguments() -> None:
     buffer = member(0)
     for buffers, options, message in (
         ((), {}, "at least one"),

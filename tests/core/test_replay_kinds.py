@@ -102,7 +102,7 @@ def test_every_storage_gives_what_was_written(
                 assert same(batch["frames"]["points"][place], rows[slot]["frames"]["points"])
 
 
-def test_a_ring_is_made_smaller_again_and_holes_are_filled(tmp_path: Path) -> None:
+def test_rings_are_made_smaller_and_overwritten_objects_do_not_count(tmp_path: Path) -> None:
     for kind in ("array", "memmap"):
         buffer = ReplayBuffer(made(kind, 4, tmp_path), writer=MaxValueWriter("rank"), batch_size=2)
         buffer.append({"text": "x" * 10, "rank": 1e9})  # the row that stays
@@ -111,6 +111,13 @@ def test_a_ring_is_made_smaller_again_and_holes_are_filled(tmp_path: Path) -> No
         assert sorted(len(text) for text in buffer[:]["text"]) == [10, 1200, 1200, 1200]
         assert buffer[0]["text"] == "x" * 10
         assert buffer.storage.nbytes < 40_000
+    buffer = ReplayBuffer(ListStorage(2), batch_size=2)
+    buffer.extend([{"x": "text"}, {"x": 1.0}])
+    assert isinstance(buffer.sample()["x"], list)
+    buffer.append({"x": 2.0})
+    assert buffer.sample()["x"].dtype == np.float64
+    buffer[1] = {"x": np.zeros(3)}
+    assert isinstance(buffer.sample()["x"], list)
 
 
 MIXTURES: list[tuple[list[Any], Any]] = [
@@ -151,16 +158,6 @@ def test_what_a_field_of_objects_is_does_not_depend_on_the_rows_drawn(values: li
     buffer.empty()
     buffer.extend([{"x": 1}, {"x": 2}])
     assert buffer.sample()["x"].dtype == np.int64
-
-
-def test_overwritten_objects_do_not_count() -> None:
-    buffer = ReplayBuffer(ListStorage(2), batch_size=2)
-    buffer.extend([{"x": "text"}, {"x": 1.0}])
-    assert isinstance(buffer.sample()["x"], list)
-    buffer.append({"x": 2.0})
-    assert buffer.sample()["x"].dtype == np.float64
-    buffer[1] = {"x": np.zeros(3)}
-    assert isinstance(buffer.sample()["x"], list)
 
 
 def episodes(count: int) -> list[dict[str, Any]]:

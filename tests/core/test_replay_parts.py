@@ -116,7 +116,7 @@ def test_priorities_of_rows_that_are_gone_are_left_out() -> None:
     assert_raises(SchemaError, "generation", ReplayBuffer(generations=True).append, {"generation": 3})
 
 
-def test_slices_and_what_lies_behind_rows_have_generations() -> None:
+def test_slices_and_single_rows_have_generations_and_are_updated_in_their_own_shapes() -> None:
     sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=3)
     buffer = ReplayBuffer(ArrayStorage(14), sampler, batch_size=6, generations=True)
     buffer.extend(rows(14))
@@ -131,6 +131,19 @@ def test_slices_and_what_lies_behind_rows_have_generations() -> None:
     single.extend(rows(6, 14))
     batch = single.sample()  # of rows that are read with those behind them
     assert batch["generation"].tolist() == (batch["index"] < 6).tolist()
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=3), batch_size=4, generations=True)
+    buffer.extend(rows(14))
+    batch = buffer.sample()
+    present = buffer.update_if_present(batch["index"], batch["generation"], {"reward": -batch["row"].astype(float)})
+    assert present.shape == (4, 3)
+    assert present.all()
+    drawn = set(batch["row"].reshape(-1).tolist())
+    assert buffer[:]["reward"].tolist() == [-row if row in drawn else row / 4 for row in range(14)]
+    assert buffer.update_if_present(3, 0, {"reward": 9.5}).tolist() is True
+    assert buffer[3]["reward"] == 9.5
+    for generation in (batch["generation"].reshape(-1), 0):
+        with pytest.raises(ConfigError, match="integers of the shape of the index"):
+            buffer.update_if_present(batch["index"], generation, {"reward": batch["reward"]})
 
 
 @pytest.mark.parametrize("kind", ["array", "list", "mapped"])
@@ -159,22 +172,6 @@ def test_rows_are_updated_where_they_are_there(kind: str, tmp_path: Path) -> Non
     ):
         assert_raises(error, message, buffer.update_if_present, index, generation, fields)
     assert [buffer[slot]["reward"] for slot in range(6)] == found
-
-
-def test_slices_and_single_rows_are_updated_in_their_own_shapes() -> None:
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=3), batch_size=4, generations=True)
-    buffer.extend(rows(14))
-    batch = buffer.sample()
-    present = buffer.update_if_present(batch["index"], batch["generation"], {"reward": -batch["row"].astype(float)})
-    assert present.shape == (4, 3)
-    assert present.all()
-    drawn = set(batch["row"].reshape(-1).tolist())
-    assert buffer[:]["reward"].tolist() == [-row if row in drawn else row / 4 for row in range(14)]
-    assert buffer.update_if_present(3, 0, {"reward": 9.5}).tolist() is True
-    assert buffer[3]["reward"] == 9.5
-    for generation in (batch["generation"].reshape(-1), 0):
-        with pytest.raises(ConfigError, match="integers of the shape of the index"):
-            buffer.update_if_present(batch["index"], generation, {"reward": batch["reward"]})
 
 
 def test_generations_are_saved_and_follow_a_store(tmp_path: Path) -> None:
@@ -262,7 +259,7 @@ def _store() -> DatasetStore:
     return store
 
 
-def test_parts_that_do_not_go_together_change_nothing() -> None:
+def test_other_parts_go_on_with_running_means_and_those_that_do_not_fit_change_nothing() -> None:
     buffer = ReplayBuffer(ArrayStorage(8), SliceSampler(sequence_length=2, end_key="done"), batch_size=4)
     buffer.extend(rows(8))
     assert_raises(ConfigError, "keeps the order", buffer.with_parts, writer=MaxValueWriter("reward"))
@@ -272,6 +269,16 @@ def test_parts_that_do_not_go_together_change_nothing() -> None:
     assert best.extend(rows(4, 100)).tolist() == [0, 1, 2, 3]
     assert best.sample()["row"].shape == (4,)
     assert buffer.sample()["row"].shape == (4, 2)
+    buffer = ReplayBuffer(ArrayStorage(8), transform=VecNorm("reward"), batch_size=4)
+    buffer.extend(rows(6))
+    buffer.sample()
+    other = buffer.with_parts(sampler=SamplerWithoutReplacement(shuffle=False))
+    other.extend(rows(4, 50))  # two of them over the oldest rows
+    counted = np.concatenate([rows(6)["reward"], rows(4, 50)["reward"]])
+    batch = other.sample()
+    expected = (other[batch["index"]]["reward"] - counted.mean()) / counted.std()
+    np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5)
+    assert_raises(ConfigError, "one storage", buffer.with_parts, storage=ArrayStorage(3))
 
 
 @pytest.mark.parametrize("n", [5, 9])
@@ -297,7 +304,7 @@ def test_all_rows_get_a_new_field(n: int) -> None:
     assert (vector[:]["new"] == vector[:]["row"] + 1).all()
 
 
-def test_axes_by_their_names() -> None:
+def test_axes_by_their_names_and_a_capacity_of_100_for_3_environments() -> None:
     grid = np.arange(2 * 4 * 3).reshape(2, 4, 3)  # [env, time, agent]
     buffer = ReplayBuffer(ArrayStorage(24, ndim=2), SliceSampler(sequence_length=4, end_key="done"), batch_size=6)
     index = buffer.extend({"row": grid, "done": np.zeros(grid.shape, bool)}, names=("env", "time", "agent"))
@@ -312,9 +319,6 @@ def test_axes_by_their_names() -> None:
     for names in (("env", "step"), "time", ("time", "time")):
         assert_raises(ConfigError, "including 'time'", flat.extend, {"row": grid[:, :, 0]}, names=names)
     assert_raises(ConfigError, "ndim=1", ReplayBuffer(ArrayStorage(4)).extend, {"row": np.arange(3)}, names=["time"])
-
-
-def test_a_capacity_of_100_for_3_environments() -> None:
     buffer = ReplayBuffer(ArrayStorage(100, ndim=2), SliceSampler(sequence_length=3, end_key="done"), batch_size=50)
     numbers = np.arange(-150, 150).reshape(2, 50, 3)
     for part in numbers:  # more than there are places beyond the capacity
@@ -419,19 +423,6 @@ def test_priorities_and_generations_of_members() -> None:
     buffer.update_if_present([2, 3], buffer.generation_of([2, 3]), {"reward": np.ones(2)})
     assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
     assert isinstance(buffer.sampler, PrioritizedSampler)
-
-
-def test_running_means_go_on_in_other_parts() -> None:
-    buffer = ReplayBuffer(ArrayStorage(8), transform=VecNorm("reward"), batch_size=4)
-    buffer.extend(rows(6))
-    buffer.sample()
-    other = buffer.with_parts(sampler=SamplerWithoutReplacement(shuffle=False))
-    other.extend(rows(4, 50))  # two of them over the oldest rows
-    counted = np.concatenate([rows(6)["reward"], rows(4, 50)["reward"]])
-    batch = other.sample()
-    expected = (other[batch["index"]]["reward"] - counted.mean()) / counted.std()
-    np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5)
-    assert_raises(ConfigError, "one storage", buffer.with_parts, storage=ArrayStorage(3))
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])

@@ -107,11 +107,17 @@ def test_weights_are_the_powers_of_float32_numbers() -> None:
         assert weights_of(small, powers(alpha)).tolist() == expected
 
 
-def test_weights_never_change() -> None:
-    """They are part of the stream, and the same on every machine."""
+def test_weights_and_the_stream_never_change() -> None:
     bits = np.arange(1 << 16) * 32_749 % (255 << 23)
     found = [weights_of(bits, powers(alpha)) for alpha in (0.3, 0.5, 0.6, 1.5, 7.5)]
     assert hashlib.sha256(np.stack(found).astype("<i8").tobytes()).hexdigest()[:16] == "ded3faeb98a51382"
+    sampler = PrioritizedSampler(alpha=0.6, beta=0.4)
+    buffer = ReplayBuffer(ArrayStorage(10_000), sampler, batch_size=6, seed=7)
+    buffer.extend(rows_of(0, 12_000))
+    buffer.update_priority(np.arange(0, 10_000, 3), np.arange(0, 10_000, 3) % 11 + 0.5)
+    found = [buffer.sample() for _ in range(2)]
+    assert [batch["index"].tolist() for batch in found] == GOLDEN_ROWS
+    np.testing.assert_allclose(found[0]["priority_weight"], GOLDEN_WEIGHTS, rtol=1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 0.3, 2.0**-100, 2.0**100])
@@ -248,16 +254,6 @@ def test_rows_come_in_proportion_but_for_those_of_priority_0() -> None:
     assert_raises(ConfigError, "priority above 0", buffer.sample)
 
 
-def test_the_stream_never_changes() -> None:
-    sampler = PrioritizedSampler(alpha=0.6, beta=0.4)
-    buffer = ReplayBuffer(ArrayStorage(10_000), sampler, batch_size=6, seed=7)
-    buffer.extend(rows_of(0, 12_000))
-    buffer.update_priority(np.arange(0, 10_000, 3), np.arange(0, 10_000, 3) % 11 + 0.5)
-    found = [buffer.sample() for _ in range(2)]
-    assert [batch["index"].tolist() for batch in found] == GOLDEN_ROWS
-    np.testing.assert_allclose(found[0]["priority_weight"], GOLDEN_WEIGHTS, rtol=1e-6)
-
-
 GOLDEN_ROWS = [[5518, 209, 9133, 8433, 6015, 2909], [5742, 5950, 921, 8390, 8457, 3606]]
 GOLDEN_WEIGHTS = [0.8467453, 0.8467453, 0.8467453, 0.5220813, 0.4932864, 0.8467453]
 
@@ -366,6 +362,14 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
     # Beside the smallest priority of rows that slices begin with.
     found = np.concatenate([batch["priority_weight"][:, 0] for batch in batches])
     np.testing.assert_allclose(found, 2.0 / priorities[drawn], rtol=1e-6)
+    buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(1.0, 0.4, 0.0), batch_size=4)
+    buffer.extend({"x": np.arange(8)})
+    buffer.update_priority(np.arange(8), np.arange(8.0)[:, None])
+    assert buffer.sampler.weights_at(buffer.storage, slice(0, 8)).tolist() == list(range(8))  # type: ignore[attr-defined]
+    buffer.update_priority(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2, 1))
+    assert buffer.sampler.weights_at(buffer.storage, slice(0, 6)).tolist() == list(range(6))  # type: ignore[attr-defined]
+    for wrong in (np.ones((8, 2)), np.ones((1, 8)), np.ones(1)):
+        assert_raises(ConfigError, "shape of the index", buffer.update_priority, np.arange(8), wrong)
 
 
 def test_a_span_over_the_begin_is_refused_and_slices_take_one_priority_or_one_for_each_row() -> None:
@@ -422,17 +426,6 @@ def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(
             slices = index if index.ndim == 2 else np.split(index, np.flatnonzero(np.diff(batch["slice_id"])) + 1)
             found.append({tuple(part.tolist()) for part in slices})
         assert found[0] == found[1]
-
-
-def test_priorities_may_have_an_axis_of_one_behind() -> None:
-    buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(1.0, 0.4, 0.0), batch_size=4)
-    buffer.extend({"x": np.arange(8)})
-    buffer.update_priority(np.arange(8), np.arange(8.0)[:, None])
-    assert buffer.sampler.weights_at(buffer.storage, slice(0, 8)).tolist() == list(range(8))  # type: ignore[attr-defined]
-    buffer.update_priority(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2, 1))
-    assert buffer.sampler.weights_at(buffer.storage, slice(0, 6)).tolist() == list(range(6))  # type: ignore[attr-defined]
-    for wrong in (np.ones((8, 2)), np.ones((1, 8)), np.ones(1)):
-        assert_raises(ConfigError, "shape of the index", buffer.update_priority, np.arange(8), wrong)
 
 
 HIDDEN = np.ma.masked_array(np.arange(4), [False, True, False, False])

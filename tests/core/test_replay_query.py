@@ -81,15 +81,12 @@ def test_whatever_storage_and_framework(kind: str, tmp_path: Any) -> None:
     assert len(kept) == 15
 
 
-def test_episodes_of_a_store_by_their_steps() -> None:
+def test_episodes_of_a_store_by_their_steps_and_what_has_none() -> None:
     store = example_store(200)
     found = query(ReplayBuffer(store), lambda episode: len(episode["reward"]) > 8, fields=["reward"])
     view = store.where(start=[int(index[0]) for index in found])
     assert view.episodes == store.where(length=(9, None)).episodes
     assert len(view) == sum(map(len, found)) > 0
-
-
-def test_what_has_no_episodes_is_refused() -> None:
     assert query(ReplayBuffer(ArrayStorage(9))) == []
     plain = ReplayBuffer(ArrayStorage(9))
     plain.extend({"x": np.arange(3)})

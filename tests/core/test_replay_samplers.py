@@ -76,12 +76,17 @@ def test_an_epoch_has_every_row_once(
             assert seen == every[: len(seen)]
 
 
-def test_epochs_have_orders_of_their_own() -> None:
+def test_epochs_have_orders_of_their_own_and_the_streams_never_change() -> None:
     buffer = buffer_of(SamplerWithoutReplacement(), 50, rows=50)
     orders = {tuple(buffer.sample()["row"].tolist()) for _ in range(5)}
     assert len(orders) == 5
     first = np.array([buffer.sample()["row"][0] for _ in range(3000)])
     check_frequencies(np.bincount(first, minlength=50), np.full(50, 0.02))
+    found = [
+        [buffer_of(sampler, 5, rows=20_000, seed=4).sample()["row"].tolist()]
+        for sampler in (RandomSampler(), SamplerWithoutReplacement())
+    ]
+    assert found == GOLDEN
 
 
 def test_more_rows_begin_an_epoch_and_states_that_cannot_be_are_refused() -> None:
@@ -98,14 +103,6 @@ def test_more_rows_begin_an_epoch_and_states_that_cannot_be_are_refused() -> Non
     for change in ({"position": -1}, {"rows": True}, {"config": "other"}, {"more": 1}, {"position": 11}):
         assert_raises(StateError, "sampler: expected", sampler.load_state_dict, {**state, **change})
     assert sampler.state_dict() == state
-
-
-def test_the_streams_never_change() -> None:
-    found = [
-        [buffer_of(sampler, 5, rows=20_000, seed=4).sample()["row"].tolist()]
-        for sampler in (RandomSampler(), SamplerWithoutReplacement())
-    ]
-    assert found == GOLDEN
 
 
 GOLDEN = [[[4003, 4004, 10501, 7090, 3402]], [[12916, 189, 14045, 17831, 17790]]]

@@ -369,12 +369,22 @@ def test_an_epoch_has_every_slice_once(
         assert orders[0] != orders[1] or orders[1] != orders[2]
 
 
-def test_a_write_begins_an_epoch() -> None:
+def test_a_write_begins_an_epoch_and_slices_keep_their_places() -> None:
     sampler = SliceSamplerWithoutReplacement(sequence_length=2, shuffle=False, pad=False)
     buffer = episodes_buffer([4, 4], sampler, 2)
     assert buffer.sample()["row"].tolist() == [[0, 1], [2, 3]]
     buffer.extend({"row": [8], "number": [9], "done": [False]})  # over row 0
     assert buffer.sample()["row"].tolist() == [[1, 2], [4, 5]]
+    storage = ArrayStorage(31)
+    buffers = [
+        ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)
+    ]
+    buffers[0].extend({"done": np.arange(48) % 16 == 15})
+    state = buffers[0].state_dict()
+    begins = [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers]
+    buffers[0].load_state_dict(state)
+    assert [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers] == begins
+    assert begins[0] == begins[1]
 
 
 @pytest.mark.parametrize(
@@ -561,16 +571,3 @@ def test_a_loaded_buffer_follows_the_episodes_of_the_one_that_was_saved(tmp_path
             for _ in range(writes):
                 buffer.extend(later)
             assert {*buffer.sample()["index"][:, 0].tolist()} == begins
-
-
-def test_slices_keep_their_places_when_another_buffer_of_the_rows_loads_a_state() -> None:
-    storage = ArrayStorage(31)
-    buffers = [
-        ReplayBuffer(storage, SliceSampler(sequence_length=4, pad=False, period=3), batch_size=500) for _ in range(2)
-    ]
-    buffers[0].extend({"done": np.arange(48) % 16 == 15})
-    state = buffers[0].state_dict()
-    begins = [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers]
-    buffers[0].load_state_dict(state)
-    assert [{*buffer.sample()["index"][:, 0].tolist()} for buffer in buffers] == begins
-    assert begins[0] == begins[1]

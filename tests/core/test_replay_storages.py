@@ -168,7 +168,7 @@ def test_any_nesting_of_any_arrays(kind: str, rows: Any, tmp_path: Path) -> None
     compare(rows, found)
 
 
-def test_memory_is_taken_from_the_first_write_on() -> None:
+def test_memory_is_taken_from_the_first_write_on_and_messages_name_field_and_item() -> None:
     tracemalloc.start()
     storage = ArrayStorage(1_000_000)
     assert tracemalloc.get_traced_memory()[0] < 1 << 20
@@ -176,6 +176,22 @@ def test_memory_is_taken_from_the_first_write_on() -> None:
     assert tracemalloc.get_traced_memory()[0] > 40_000_000
     tracemalloc.stop()
     assert storage.nbytes == 40_000_000
+    for thing in (5, "store", object(), {}, DatasetStore()):
+        assert_raises(ConfigError, "storage: expected", ReplayBuffer, thing)
+    listed = ReplayBuffer(ListStorage(10))
+    for rows in (3, object(), {"obs": 1.5}):
+        assert_raises(DataError, r"rows: expected a list of rows, or arrays \[n, \.\.\.\], found ", listed.extend, rows)
+    assert len(listed) == 0
+    storage = ArrayStorage(5)
+    storage.append({"obs": {"x": np.zeros((2, 3), np.float32)}, "r": np.zeros(2)})
+    with pytest.raises(SchemaError, match=r"field \('obs', 'x'\): expected the dtype float32 .* found float64"):
+        storage.append({"obs": {"x": np.zeros((2, 3))}, "r": np.zeros(2)})
+    with pytest.raises(SchemaError, match=r"expected the shape \[n, 3\] of the first write, found \[2, 4\]"):
+        storage.append({"obs": {"x": np.zeros((2, 4), np.float32)}, "r": np.zeros(2)})
+    other = ArrayStorage(5)
+    other.append({"a": np.zeros((1, 2))})
+    with pytest.raises(SchemaError, match=r"'a'.* in item 1; for rows of different length, pass ragged"):
+        other.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
 
 
 def test_arrays_that_exist_become_the_storage_contiguous_and_writable_or_not() -> None:
@@ -282,25 +298,6 @@ def test_first_rows_that_cannot_be_stored(rows: Any, error: type[Exception]) -> 
     assert_raises(error, "expected", storage.append, rows)
     assert (len(storage), storage.keys) == (0, [])
     storage.append({"anything": np.zeros(2)})
-
-
-def test_the_message_names_field_and_item() -> None:
-    for thing in (5, "store", object(), {}, DatasetStore()):
-        assert_raises(ConfigError, "storage: expected", ReplayBuffer, thing)
-    listed = ReplayBuffer(ListStorage(10))
-    for rows in (3, object(), {"obs": 1.5}):
-        assert_raises(DataError, r"rows: expected a list of rows, or arrays \[n, \.\.\.\], found ", listed.extend, rows)
-    assert len(listed) == 0
-    storage = ArrayStorage(5)
-    storage.append({"obs": {"x": np.zeros((2, 3), np.float32)}, "r": np.zeros(2)})
-    with pytest.raises(SchemaError, match=r"field \('obs', 'x'\): expected the dtype float32 .* found float64"):
-        storage.append({"obs": {"x": np.zeros((2, 3))}, "r": np.zeros(2)})
-    with pytest.raises(SchemaError, match=r"expected the shape \[n, 3\] of the first write, found \[2, 4\]"):
-        storage.append({"obs": {"x": np.zeros((2, 4), np.float32)}, "r": np.zeros(2)})
-    other = ArrayStorage(5)
-    other.append({"a": np.zeros((1, 2))})
-    with pytest.raises(SchemaError, match=r"'a'.* in item 1; for rows of different length, pass ragged"):
-        other.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
 
 
 def test_a_store_is_a_storage_as_it_stands() -> None:

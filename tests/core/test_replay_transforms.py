@@ -257,16 +257,6 @@ def test_arguments_that_cannot_be(make: Any, says: str) -> None:
     assert_raises(ConfigError, says, make)
 
 
-def test_batches_that_n_step_refuses() -> None:
-    good = {"reward": np.zeros((1, 2)), "done": np.zeros((1, 2), int)}
-    with pytest.raises(MissingFieldError, match=r"NStep: expected a field 'reward', found \['done'\]"):
-        NStep(1, 0.5)({"done": good["done"]})
-    with pytest.raises(MissingFieldError, match="expected a field 'done', or 'terminated' and 'truncated'"):
-        NStep(1, 0.5)({"reward": good["reward"]})
-    assert_raises(SchemaError, "expected slices", NStep(1, 0.5), {"reward": np.zeros(4), "done": np.zeros(4, int)})
-    assert_raises(SchemaError, "'discount'", NStep(1, 0.5), {**good, "discount": np.zeros((1, 2))})
-
-
 @given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
 def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
     wanted = np.zeros_like(batch["reward"])
@@ -283,7 +273,7 @@ def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
     )
 
 
-def test_returns_of_episodes_as_they_are_written() -> None:
+def test_returns_of_episodes_as_they_are_written_and_batches_that_n_step_refuses() -> None:
     rows = {"reward": [4.0, 2.0, 8.0], "done": np.array([0, 0, 1]), "obs": np.zeros((3, 2))}
     written = OnWrite(ReturnsToGo(0.5)).inverse(rows)
     assert written["return_to_go"].tolist() == [7, 6, 8]
@@ -297,6 +287,13 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     with pytest.raises(SchemaError, match="as many rows as it receives"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
     assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
+    good = {"reward": np.zeros((1, 2)), "done": np.zeros((1, 2), int)}
+    with pytest.raises(MissingFieldError, match=r"NStep: expected a field 'reward', found \['done'\]"):
+        NStep(1, 0.5)({"done": good["done"]})
+    with pytest.raises(MissingFieldError, match="expected a field 'done', or 'terminated' and 'truncated'"):
+        NStep(1, 0.5)({"reward": good["reward"]})
+    assert_raises(SchemaError, "expected slices", NStep(1, 0.5), {"reward": np.zeros(4), "done": np.zeros(4, int)})
+    assert_raises(SchemaError, "'discount'", NStep(1, 0.5), {**good, "discount": np.zeros((1, 2))})
 
 
 def episode_rows(random: np.random.Generator, length: int, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -434,7 +431,7 @@ def test_goals_at_random_are_what_was_achieved_anywhere_in_the_batch() -> None:
     assert all(sources == {*places} for sources in seen.values())
 
 
-def test_relabelling_is_a_function_of_the_key_and_of_its_ratio() -> None:
+def test_relabelling_is_a_function_of_its_key_and_ratio_and_may_end_episodes() -> None:
     batch = goal_batch(np.random.default_rng(0))
     one = HindsightRelabel(compute_reward=negative_distance, **GOALS)
     assert_equal(one(batch, KEY), one(batch, KEY))
@@ -445,9 +442,6 @@ def test_relabelling_is_a_function_of_the_key_and_of_its_ratio() -> None:
     assert not HindsightRelabel(compute_reward=negative_distance, ratio=0.0, **GOALS)(batch, KEY)["relabelled"].any()
     every = HindsightRelabel(compute_reward=negative_distance, ratio=1.0, **GOALS)(batch, KEY)["relabelled"]
     np.testing.assert_array_equal(every, batch["mask"])
-
-
-def test_goals_reached_end_episodes_if_so_asked() -> None:
     batch = goal_batch(np.random.default_rng(0))
     for reached, done in ((1, [[1] * 6, [1] * 5 + [0]]), (0, [[0] * 6, [0, 0, 0, 0, 2, 0]])):
         found = HindsightRelabel(
@@ -457,9 +451,6 @@ def test_goals_reached_end_episodes_if_so_asked() -> None:
             **GOALS,
         )(batch, KEY)
         assert found["next"]["done"].tolist() == done
-
-
-def test_rewards_of_another_shape() -> None:
     HindsightRelabel(compute_reward=lambda a, b, batch=None: a, compute_done=lambda *all_of_them: 0)
     HindsightRelabel(compute_reward=max)
     batch = goal_batch(np.random.default_rng(0))
@@ -658,7 +649,7 @@ def test_composing_and_the_random_numbers_of_each() -> None:
     assert_raises(ConfigError, "expected a Key", both, {})
 
 
-def test_alignments_must_fit() -> None:
+def test_alignments_must_fit_and_next_stands_before_hindsight() -> None:
     assert delivered_alignment(NextView(takes="arrived"), "arrived") == "outgoing"
     assert delivered_alignment(ReturnsToGo(takes="arrived"), "arrived") == "arrived"
     assert delivered_alignment(lambda batch: batch, "arrived") == "arrived"
@@ -675,6 +666,11 @@ def test_alignments_must_fit() -> None:
     ReplayBuffer(storage, transform=[NextView(takes="arrived"), NStep(3, 0.9)])
     with pytest.raises(ConfigError, match="'outgoing' rows, the alignment that NextView delivers, found NStep with"):
         ReplayBuffer(storage, transform=[NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])
+    relabel = HindsightRelabel(compute_reward=lambda achieved, goal, batch: np.zeros(achieved.shape[:2]))
+    buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
+    goals = np.zeros((9, 2))
+    buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
+    assert_raises(SchemaError, "HindsightRelabel adds this field: put NextView before", buffer.sample)
 
 
 @pytest.mark.parametrize(
@@ -699,14 +695,6 @@ def test_transforms_pickle_and_show_what_they_are(transform: Any) -> None:
     assert again == transform
     assert repr(again) == repr(transform)
     assert " at 0x" not in repr(transform) or isinstance(transform, HindsightRelabel)
-
-
-def test_next_behind_hindsight_says_to_swap_them() -> None:
-    relabel = HindsightRelabel(compute_reward=lambda achieved, goal, batch: np.zeros(achieved.shape[:2]))
-    buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
-    goals = np.zeros((9, 2))
-    buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
-    assert_raises(SchemaError, "HindsightRelabel adds this field: put NextView before", buffer.sample)
 
 
 @pytest.mark.parametrize("transform", [NextView(), NStep(2, 0.5), ReturnsToGo(0.5)], ids=lambda one: type(one).__name__)

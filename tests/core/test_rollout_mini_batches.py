@@ -410,7 +410,7 @@ def test_no_hidden_states_before_the_first_step(empty: int, reused: bool) -> Non
         np.testing.assert_array_equal(found[empty:], [states[place][part] for states in given[empty:]])
 
 
-def test_a_critic_may_have_its_first_state_later() -> None:
+def test_a_critic_may_have_its_first_state_later_and_a_preset_no_reference_motion() -> None:
     random = np.random.default_rng(3)
     storage = RolloutStorage.motion_mimic("rl", ENVS, STEPS, **MOTION)
     states = lstm(random)
@@ -424,6 +424,11 @@ def test_a_critic_may_have_its_first_state_later() -> None:
     ):
         storage.add_transitions(row_with(random, hidden_states=(states[0], None)))
     assert storage.step == 2
+    storage = RolloutStorage.motion_mimic("rl", 3, 2, (5,), actions_shape=(4,))
+    assert storage.spec["observations"].shape == (5,)
+    assert "reference_observations" not in storage.spec
+    with pytest.raises(ConfigError, match="actions_shape: expected the shape of actions, found None"):
+        RolloutStorage.motion_mimic("rl", 3, 2, (5,))
 
 
 def row_with(random: np.random.Generator, **more: Any) -> dict[str, Any]:
@@ -513,11 +518,3 @@ def test_a_mini_batch_is_a_mapping_of_the_fields_there_are(recurrent: bool) -> N
         batch["observation"]
     with pytest.raises(KeyError, match=r"found 'obs'; batch\.obs is an attribute"):
         batch["obs"]
-
-
-def test_a_preset_without_reference_motion() -> None:
-    storage = RolloutStorage.motion_mimic("rl", 3, 2, (5,), actions_shape=(4,))
-    assert storage.spec["observations"].shape == (5,)
-    assert "reference_observations" not in storage.spec
-    with pytest.raises(ConfigError, match="actions_shape: expected the shape of actions, found None"):
-        RolloutStorage.motion_mimic("rl", 3, 2, (5,))

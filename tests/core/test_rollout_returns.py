@@ -124,7 +124,7 @@ def test_vectors_are_their_components(shared: bool) -> None:
                 gae(**{**case.arrays(), name: changed}, discount=0.9, lam=0.8)
 
 
-def test_given_arrays_are_not_written_to() -> None:
+def test_given_arrays_are_not_written_to_and_only_half_of_truncation_is_refused() -> None:
     case = random_case(6, 6, 4)
     before = {name: values.copy() for name, values in case.arrays().items()}
     for function in (gae, lambda_returns):
@@ -134,6 +134,14 @@ def test_given_arrays_are_not_written_to() -> None:
     normalized(case.rewards)
     for name, values in case.arrays().items():
         np.testing.assert_array_equal(values, before[name])
+    case = random_case(0, 4, 3)
+    for missing in ("time_outs", "final_values"):
+        arrays = case.arrays()
+        del arrays[missing]
+        assert_raises(ConfigError, f"{missing}: expected values together", gae, **arrays, discount=0.9, lam=0.9)
+    for n in (0, -1, True, 1.5):
+        with pytest.raises(ConfigError, match="n: expected an integer of at least 1"):
+            n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]
 
 
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 200), dtype=st.sampled_from(["float32", "float64"]))
@@ -238,17 +246,6 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
     with pytest.raises(SchemaError, match="values: expected floating numbers, found int64"):
         gae(**{**arrays, "values": np.zeros(case.rewards.shape, int)}, discount=0.9, lam=0.9)
     assert_raises(SchemaError, "at least two rows", outgoing, np.zeros(1), np.zeros(1), np.zeros(1))
-
-
-def test_only_half_of_what_truncation_needs_is_refused() -> None:
-    case = random_case(0, 4, 3)
-    for missing in ("time_outs", "final_values"):
-        arrays = case.arrays()
-        del arrays[missing]
-        assert_raises(ConfigError, f"{missing}: expected values together", gae, **arrays, discount=0.9, lam=0.9)
-    for n in (0, -1, True, 1.5):
-        with pytest.raises(ConfigError, match="n: expected an integer of at least 1"):
-            n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]
 
 
 FUNCTIONS: dict[str, Any] = {

@@ -177,7 +177,7 @@ def test_arguments_that_cannot_be(change: dict[str, Any], message: str) -> None:
         assert_raises(ConfigError, "RolloutField: expected a", RolloutField, (), wrong)
 
 
-def test_rows_are_copied_where_they_belong() -> None:
+def test_rows_are_copied_pickled_and_none_beyond_the_last_is_taken() -> None:
     storage, transitions = filled(apply_dagger_actions=True, rnd_state_shape=(6,))
     assert storage.step == STEPS
     for row, transition in enumerate(transitions):
@@ -185,6 +185,21 @@ def test_rows_are_copied_where_they_belong() -> None:
             np.testing.assert_array_equal(storage[name][row], np.reshape(value, storage[name][row].shape), err_msg=name)
     transitions[0].observations[:] = 99.0
     assert not (storage.observations[0] == 99.0).any()
+    storage, transitions = filled()
+    before = contents(storage)
+    for kind in (RolloutFullError, RolloutError, OverflowError, MouseError):
+        assert_raises(kind, "expected at most 5 rows, found one more row", storage.add_transitions, transitions[0])
+    np.testing.assert_equal(contents(storage), before)
+    storage.clear()
+    assert storage.step == 0
+    storage.add_transitions(transitions[3])
+    np.testing.assert_array_equal(storage.observations[0], transitions[3].observations)
+    storage, transitions = filled()
+    for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
+        np.testing.assert_equal(contents(other), contents(storage))
+        other.clear()
+        other.add_transitions(transitions[2])
+        assert storage.step == STEPS
 
 
 def test_names_that_transitions_have_for_fields() -> None:
@@ -342,18 +357,6 @@ def test_integers_that_do_not_fit() -> None:
     assert storage.step == 0
 
 
-def test_a_row_beyond_the_last_one_is_refused() -> None:
-    storage, transitions = filled()
-    before = contents(storage)
-    for kind in (RolloutFullError, RolloutError, OverflowError, MouseError):
-        assert_raises(kind, "expected at most 5 rows, found one more row", storage.add_transitions, transitions[0])
-    np.testing.assert_equal(contents(storage), before)
-    storage.clear()
-    assert storage.step == 0
-    storage.add_transitions(transitions[3])
-    np.testing.assert_array_equal(storage.observations[0], transitions[3].observations)
-
-
 def test_a_replay_buffer_draws_from_the_same_arrays() -> None:
     storage, _ = filled()
     storage.dones[:] = 0
@@ -464,7 +467,16 @@ def test_bad_arguments_of_returns_change_nothing(arguments: Any, kind: type[Mous
     np.testing.assert_equal(contents(storage), before)
 
 
-def test_values_that_are_not_needed_may_be_anything() -> None:
+def test_returns_out_of_turn_without_checks_and_of_values_that_are_not_needed() -> None:
+    storage = storage_of()
+    with pytest.raises(RolloutError, match="compute_returns: expected 5 rows, found 0"):
+        storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
+    distilled, _ = filled(training_type="distillation")
+    assert_raises(MissingFieldError, "expected a field 'values'", distilled.compute_returns, np.zeros(ENVS), 0.9, 0.9)
+    storage = RolloutStorage(2, 1, {"values": ()}, validate=False)
+    storage.add_transitions({"rewards": [np.nan, 1.0], "dones": [0, 1], "values": [0.0, 0.0]})
+    storage.compute_returns(np.zeros(2), 0.9, 0.9, normalize_advantage=False)
+    np.testing.assert_array_equal(storage.returns[0, :, 0], [np.nan, 1.0])
     storage, _ = filled()
     storage.dones[:] = 1
     finals = np.where(np.arange(STEPS)[:, None] == 2, 1.0, np.nan) * np.ones(ENVS)
@@ -475,24 +487,3 @@ def test_values_that_are_not_needed_may_be_anything() -> None:
         storage.compute_returns(
             np.zeros(ENVS), 0.9, 0.9, time_outs=time_outs, final_values=np.full((STEPS, ENVS), np.nan)
         )
-
-
-def test_returns_out_of_turn_and_without_checks() -> None:
-    storage = storage_of()
-    with pytest.raises(RolloutError, match="compute_returns: expected 5 rows, found 0"):
-        storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
-    distilled, _ = filled(training_type="distillation")
-    assert_raises(MissingFieldError, "expected a field 'values'", distilled.compute_returns, np.zeros(ENVS), 0.9, 0.9)
-    storage = RolloutStorage(2, 1, {"values": ()}, validate=False)
-    storage.add_transitions({"rewards": [np.nan, 1.0], "dones": [0, 1], "values": [0.0, 0.0]})
-    storage.compute_returns(np.zeros(2), 0.9, 0.9, normalize_advantage=False)
-    np.testing.assert_array_equal(storage.returns[0, :, 0], [np.nan, 1.0])
-
-
-def test_copies_and_pickles() -> None:
-    storage, transitions = filled()
-    for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
-        np.testing.assert_equal(contents(other), contents(storage))
-        other.clear()
-        other.add_transitions(transitions[2])
-        assert storage.step == STEPS

@@ -182,11 +182,12 @@ def test_what_is_wrong_with_windows_is_found_out(kind: Any, test: str) -> None:
         getattr(suite, test)()
 
 
-def test_what_is_right_with_windows_passes() -> None:
-    suite = WindowSamplerConformance()
-    suite.make = Base  # type: ignore[method-assign]
-    for test in _tests(WindowSamplerConformance):
-        getattr(suite, test)()
+def test_what_is_right_passes() -> None:
+    for kind, right in ((WindowSamplerConformance, Base), (ReplaySamplerConformance, Replay)):
+        suite: Any = kind()
+        suite.make = right
+        for test in _tests(kind):
+            getattr(suite, test)()
 
 
 class Replay(RandomSampler):
@@ -281,13 +282,6 @@ def test_what_is_wrong_with_replay_is_found_out(kind: Any, test: str) -> None:
     suite = ReplaySamplerConformance()
     suite.make = kind  # type: ignore[method-assign]
     with pytest.raises((AssertionError, IndexError)):
-        getattr(suite, test)()
-
-
-def test_what_is_right_with_replay_passes() -> None:
-    suite = ReplaySamplerConformance()
-    suite.make = Replay  # type: ignore[method-assign]
-    for test in _tests(ReplaySamplerConformance):
         getattr(suite, test)()
 
 

@@ -205,7 +205,7 @@ def test_a_dataset_that_was_loaded_on_its_own_begins_an_episode(on_disk: bool, t
             store.save(tmp_path / "saved")
 
 
-def test_small_datasets_on_disk_are_put_together_unless_only_the_store_parts_them(tmp_path: Path) -> None:
+def test_small_datasets_are_put_together_and_many_segments_found(tmp_path: Path) -> None:
     files = []
     for name, done in (("ended", 1), ("open", 0)):
         with DatasetStore.open(tmp_path / name, "a") as store:
@@ -215,9 +215,6 @@ def test_small_datasets_on_disk_are_put_together_unless_only_the_store_parts_the
             assert store.snapshot().episode_starts.tolist() == list(range(0, 48, 4))
         files.append(len(list((tmp_path / name / "segments").iterdir())))
     assert files[0] < files[1] == 12
-
-
-def test_many_segments_of_many_rows() -> None:
     lengths = np.random.default_rng(0).integers(1, 400, 3000).tolist()
     rows = rows_of(lengths)
     table = pa.table(rows)

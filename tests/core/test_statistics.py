@@ -121,17 +121,7 @@ def test_nulls_that_a_field_fills_do_not_count() -> None:
     assert BatchSource(store, 1, 6, sampling="last")[0]["sensor"].min() == -999  # batches have what is filled in
 
 
-def test_how_rows_lie_says_nothing(tmp_path: Path) -> None:
-    columns = rows(5000)
-    table = {name: values.tolist() for name, values in columns.items()}
-    datasets.Dataset.from_dict(table, features=None).save_to_disk(tmp_path / "rows")
-    stored = {**columns, "observation": columns["observation"].astype(np.float64)}
-    one = statistics(store_of({**stored, "action": stored["action"].astype(np.float64)}), ["obs_continuous", "time"])
-    other = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows"))
-    assert_same(one, statistics(other, ["obs_continuous", "time"]))
-
-
-def test_nan_and_infinities_count_for_nothing() -> None:
+def test_a_nan_counts_for_nothing_and_changes_no_other_dimension() -> None:
     columns = rows(3000)
     observation = columns["observation"]
     observation[::7, 0], observation[5, 0], observation[6, 0], observation[:, 2] = np.nan, np.inf, -np.inf, np.nan
@@ -145,6 +135,18 @@ def test_nan_and_infinities_count_for_nothing() -> None:
     assert found.count[2] == 0
     assert np.isnan(found.mean[2])
     assert np.isnan(found.quantiles[0.5][2])
+    values = np.random.default_rng(0).normal([0, 1000, 5, 1e-3], [1, 2, 1e20, 1e-4], (5000, 4)).astype(np.float32)
+    whole = Moments(4)
+    whole.add(values)
+    values[[3, 4000], 1] = np.nan, -np.inf
+    found = Moments(4)
+    found.add(values)
+    for name in ("count", "mean", "squares", "low", "high"):
+        kept = [0, 2, 3]
+        assert getattr(found, name)[kept].tolist() == getattr(whole, name)[kept].tolist()
+    there = values[np.isfinite(values[:, 1]), 1].astype(np.float64)
+    assert found.count[1] == len(there)
+    np.testing.assert_allclose([found.mean[1], found.deviation[1]], [there.mean(), there.std()], rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -164,22 +166,7 @@ def test_a_constant_beside_what_does_not_count_has_no_deviation(constant: float,
     assert np.abs(scaling.apply(beside)).max() <= abs(constant) * 0.011
 
 
-def test_a_nan_changes_nothing_of_other_dimensions() -> None:
-    values = np.random.default_rng(0).normal([0, 1000, 5, 1e-3], [1, 2, 1e20, 1e-4], (5000, 4)).astype(np.float32)
-    whole = Moments(4)
-    whole.add(values)
-    values[[3, 4000], 1] = np.nan, -np.inf
-    found = Moments(4)
-    found.add(values)
-    for name in ("count", "mean", "squares", "low", "high"):
-        kept = [0, 2, 3]
-        assert getattr(found, name)[kept].tolist() == getattr(whole, name)[kept].tolist()
-    there = values[np.isfinite(values[:, 1]), 1].astype(np.float64)
-    assert found.count[1] == len(there)
-    np.testing.assert_allclose([found.mean[1], found.deviation[1]], [there.mean(), there.std()], rtol=1e-9)
-
-
-def test_images_are_counted_by_channel_and_exactly() -> None:
+def test_images_are_counted_by_channel_and_how_rows_lie_says_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     columns = {**rows(60), "observation_image": rng.integers(0, 200, (60, 4, 5, 3)).astype(np.uint8)}
     columns["observation_image"][..., 1] //= 3
@@ -192,9 +179,16 @@ def test_images_are_counted_by_channel_and_exactly() -> None:
     np.testing.assert_allclose(found.std, pixels.std(axis=0), rtol=1e-12)
     for share in QUANTILES:
         np.testing.assert_allclose(found.quantiles[share], np.quantile(pixels, share, axis=0), rtol=1e-12)
+    columns = rows(5000)
+    table = {name: values.tolist() for name, values in columns.items()}
+    datasets.Dataset.from_dict(table, features=None).save_to_disk(tmp_path / "rows")
+    stored = {**columns, "observation": columns["observation"].astype(np.float64)}
+    one = statistics(store_of({**stored, "action": stored["action"].astype(np.float64)}), ["obs_continuous", "time"])
+    other = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows"))
+    assert_same(one, statistics(other, ["obs_continuous", "time"]))
 
 
-def test_what_cannot_be_counted_is_said() -> None:
+def test_what_cannot_be_counted_or_is_damaged_is_said(tmp_path: Path) -> None:
     store = store_of(rows(20))
     assert_raises(MissingFieldError, r"statistics: expected fields among .*found 'obs'", statistics, store, ["obs"])
     assert_raises(ConfigError, "quantiles: expected numbers from 0 to 1, found", statistics, store, quantiles=[1.5])
@@ -202,6 +196,16 @@ def test_what_cannot_be_counted_is_said() -> None:
     assert_raises(ConfigError, "store: expected a Store or a Snapshot, found dict", statistics, {})
     with pytest.raises(MissingFieldError, match="expected one of \\['time'\\]"):
         _ = statistics(store, "time")["reward"]
+    assert_raises(ConfigError, r"expected meta/stats.json, found none", Statistics.load, tmp_path)
+    statistics(store_of(rows(100))).save(tmp_path)
+    loaded = Statistics.load(tmp_path)
+    assert set(loaded["reward"].quantiles) == set(QUANTILES)
+    for number, change in enumerate(({"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]})):
+        folder = write_stats(tmp_path / f"{number}", {"action": {**entry_of(1.0, 2.0), **change}})
+        says = r"stats.json.*action: expected only numbers or null.*found .* in dimension 0"
+        assert_raises(DataError, says, Statistics.load, folder)
+    (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
+    assert_raises(DataError, r"stats.json.*action: expected mean, std, min, max, found", Statistics.load, tmp_path)
 
 
 def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
@@ -303,7 +307,7 @@ def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones()
     np.testing.assert_allclose(moments.deviation, numbers.std(axis=0), rtol=1e-9)
 
 
-def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
+def test_the_rank_error_of_many_numbers_is_small() -> None:
     sketch, numbers = Sketch(), np.arange(1 << 20, dtype=np.float64)
     sketch.add(numbers)
     shares = np.linspace(0, 1, 1001).tolist()
@@ -311,6 +315,14 @@ def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
     assert len(sketch.levels[8]) == 4096
     assert off.max() <= 1
     assert sketch.rank_error * len(numbers) == 128 + 256
+    sketch = Sketch()
+    block = np.arange(1 << 20, dtype=np.float64)
+    for _ in range(30):  # thirty million
+        sketch.add(block)
+    assert sketch.rank_error < 0.002
+    assert sum(map(len, sketch.levels)) < 9 * 8192
+    (found,) = sketch.quantiles([0.25], 0, block[-1])
+    assert abs(found / len(block) - 0.25) <= sketch.rank_error
 
 
 @pytest.mark.parametrize("order", ["ascending", "mixed", "alternating"])
@@ -358,17 +370,6 @@ def test_quantiles_are_within_the_rank_error_that_is_said(data: st.DataObject, s
         below, up_to = (np.searchsorted(whole, value, side) / len(whole) for side in ("left", "right"))
         slack = merged.rank_error + 1 / len(whole)
         assert below - slack <= share <= up_to + slack, (share, value)
-
-
-def test_the_rank_error_of_many_numbers_is_small() -> None:
-    sketch = Sketch()
-    block = np.arange(1 << 20, dtype=np.float64)
-    for _ in range(30):  # thirty million
-        sketch.add(block)
-    assert sketch.rank_error < 0.002
-    assert sum(map(len, sketch.levels)) < 9 * 8192
-    (found,) = sketch.quantiles([0.25], 0, block[-1])
-    assert abs(found / len(block) - 0.25) <= sketch.rank_error
 
 
 def entry_of(*mean: float, count: int | None = 50) -> dict[str, Any]:
@@ -480,19 +481,6 @@ def test_what_lerobot_wrote_is_read(tmp_path: Path) -> None:
     assert found["observation.images.top"].quantiles[0.99].tolist() == [127.5, 63.75, 255]
     assert found["action"].quantiles[0.01].tolist() == [0.1]
     assert found["action"].mean.shape == (1,)
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    assert_raises(ConfigError, r"expected meta/stats.json, found none", Statistics.load, tmp_path)
-    statistics(store_of(rows(100))).save(tmp_path)
-    loaded = Statistics.load(tmp_path)
-    assert set(loaded["reward"].quantiles) == set(QUANTILES)
-    for number, change in enumerate(({"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]})):
-        folder = write_stats(tmp_path / f"{number}", {"action": {**entry_of(1.0, 2.0), **change}})
-        says = r"stats.json.*action: expected only numbers or null.*found .* in dimension 0"
-        assert_raises(DataError, says, Statistics.load, folder)
-    (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
-    assert_raises(DataError, r"stats.json.*action: expected mean, std, min, max, found", Statistics.load, tmp_path)
 
 
 def test_frames_of_lerobot_have_the_statistics_of_lerobot(tmp_path: Path) -> None:

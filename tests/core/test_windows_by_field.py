@@ -198,25 +198,6 @@ def test_rows_around_anchors_are_those_of_the_oracle(
         np.testing.assert_array_equal(values.astype(source.spec[name].dtype), part[name], name)
 
 
-def test_what_is_asked_for_is_in_the_fingerprint() -> None:
-    store = example_store()
-    windows = {"action": range(4), "obs_continuous": [-1, 0]}
-    options: list[dict[str, Any]] = [
-        {},
-        {"windows": windows},
-        {"windows": {**windows, "action": range(5)}},
-        {"windows": {**windows, "action": [0, 1, 3, 2]}},
-        {"windows": {"action": range(4)}},
-        {"windows": windows, "pad": 0},
-        {"windows": windows, "pad": False},
-        {"windows": windows, "sequence_length": 1},
-        {"windows": windows, "sequence_length": 3},
-    ]
-    found = [BatchSource(store, batch_size=4, **one).fingerprint for one in options]
-    assert len(set(found)) == len(options)
-    assert BatchSource(store, batch_size=4, windows=dict(windows), pad=True).fingerprint == found[1]
-
-
 def test_rows_that_come_later_are_seen_after_a_refresh() -> None:
     """The end of the snapshot is an end of its last episode until there are more rows of it."""
     rows = rows_of([6, 9])
@@ -242,7 +223,7 @@ def test_rows_that_come_later_are_seen_after_a_refresh() -> None:
                 np.testing.assert_array_equal(batch[name], wanted[name], name)
 
 
-def test_a_sampler_of_ones_own_names_the_anchors() -> None:
+def test_a_sampler_of_ones_own_names_the_anchors_and_names_may_be_refused() -> None:
     store = example_store()
     single = BatchSource(store, sampling=RandomWindows(1, 4), windows={"action": range(3)})
     assert single.spec.batch_dims == 1
@@ -252,6 +233,13 @@ def test_a_sampler_of_ones_own_names_the_anchors() -> None:
     assert several[0]["action"].shape == (4, 5, 3)
     batch = several[0]
     assert (batch["action"][~batch["action_mask"]] == 2).all()
+    store = DatasetStore(fields=[Field("action_mask")])
+    store.extend({**rows_of([5]), "action_mask": np.ones(5)})
+    assert_raises(ConfigError, "action_mask", BatchSource, store, batch_size=2, windows={"action": [0]})
+    store = DatasetStore()
+    store.extend({**rows_of([5]), "gripper": np.ones(5)})
+    with pytest.raises(MissingFieldError, match=r"found 'gripper'; make a field .*fields=\[Field\('gripper'\)\]"):
+        BatchSource(store, batch_size=2, windows={"gripper": [0]})
 
 
 def test_encoded_images_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,16 +350,6 @@ def test_what_cannot_be_is_said_when_the_source_is_made(options: dict[str, Any],
     assert_raises((ConfigError, MissingFieldError), says, BatchSource, example_store(), batch_size=4, **options)
 
 
-def test_names_that_cannot_be_used_are_refused() -> None:
-    store = DatasetStore(fields=[Field("action_mask")])
-    store.extend({**rows_of([5]), "action_mask": np.ones(5)})
-    assert_raises(ConfigError, "action_mask", BatchSource, store, batch_size=2, windows={"action": [0]})
-    store = DatasetStore()
-    store.extend({**rows_of([5]), "gripper": np.ones(5)})
-    with pytest.raises(MissingFieldError, match=r"found 'gripper'; make a field .*fields=\[Field\('gripper'\)\]"):
-        BatchSource(store, batch_size=2, windows={"gripper": [0]})
-
-
 def test_masks_come_in_the_dtype_that_is_asked_for_and_offsets_take_no_memory() -> None:
     source = BatchSource(example_store(), batch_size=4, windows={"action": range(8)}, dtypes={"action_mask": "float32"})
     assert source[0]["action_mask"].dtype == np.float32 == source.spec["action_mask"].dtype
@@ -431,7 +409,7 @@ def test_of_whatever_is_a_store() -> None:
         assert pad or batch["obs_discrete_mask"].all()
 
 
-def test_without_offsets_batches_are_rows() -> None:
+def test_without_offsets_batches_are_rows_and_fingerprints_say_what_is_asked_for() -> None:
     store = example_store()
     rows = BatchSource(store, batch_size=4, windows={}, sampling="sequential", seed=5)
     steps = BatchSource(store, 1, 4, "sequential", seed=5)
@@ -446,3 +424,19 @@ def test_without_offsets_batches_are_rows() -> None:
     assert windows[0]["reward"].shape == (4, 3)
     state = PrefetchBatchifier(store, batch_size=4, windows={}, sampling="sequential").state_dict()
     assert_raises(StateError, r"\[B\]", PrefetchBatchifier(store, 1, 4, "sequential").load_state_dict, state)
+    store = example_store()
+    windows = {"action": range(4), "obs_continuous": [-1, 0]}
+    options: list[dict[str, Any]] = [
+        {},
+        {"windows": windows},
+        {"windows": {**windows, "action": range(5)}},
+        {"windows": {**windows, "action": [0, 1, 3, 2]}},
+        {"windows": {"action": range(4)}},
+        {"windows": windows, "pad": 0},
+        {"windows": windows, "pad": False},
+        {"windows": windows, "sequence_length": 1},
+        {"windows": windows, "sequence_length": 3},
+    ]
+    found = [BatchSource(store, batch_size=4, **one).fingerprint for one in options]
+    assert len(set(found)) == len(options)
+    assert BatchSource(store, batch_size=4, windows=dict(windows), pad=True).fingerprint == found[1]
