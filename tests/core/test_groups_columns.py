@@ -248,8 +248,7 @@ def test_declarations_of_a_folder(tmp_path: Path) -> None:
         buffer.flush()
     note = tmp_path / ".state" / "columns.json"
     note.write_text(note.read_text().replace('"version": 1', '"version": 3'))
-    with pytest.raises(DataError, match="expected columns of version 1, found 3: a newer release wrote it"):
-        RolloutBuffer(tmp_path)
+    assert_raises(DataError, "expected columns of version 1, found 3: a newer release wrote", RolloutBuffer, tmp_path)
     note.write_text("{}")
     with pytest.raises(DataError, match="expected the columns of rollouts, found"):
         open_rollouts(tmp_path)[0]

@@ -549,5 +549,4 @@ def test_a_mixture_is_taken_where_a_store_is_and_its_rows_are_those_of_members()
     np.testing.assert_array_equal(np.asarray(rows["reward"]) // FAR, rows["member"])
     mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
     assert_raises(ConfigError, r"as in mixture.members\['a'\].to_dataset\(\)", mixture.to_dataset)
-    with pytest.raises(ConfigError, match="the rows of a member of a mixture, found a mixture"):
-        preprocess(mixture, dict, "never made")
+    assert_raises(ConfigError, "the rows of a member of a mixture, found a", preprocess, mixture, dict, "never made")

@@ -118,8 +118,7 @@ def test_frames_before_an_episode_may_be_a_number_and_channels_may_come_first() 
         assert tuple(found.shape) == (2, 4, 6, 2, 2)
         assert found[0, :, 0, 0, 0].tolist() == [0, 1, 0, 3]
         assert found[0, :, 3, 0, 0].tolist() == [1, 2, 3, 4]
-    with pytest.raises(DataError, match="'obs': expected a pad that its dtype can represent"):
-        CatFrames("obs", frames=2, pad=-1)(batch)
+    assert_raises(DataError, "'obs': expected a pad that its dtype can", CatFrames("obs", frames=2, pad=-1), batch)
     with pytest.raises(SchemaError, match="expected steps with an axis -1"):
         CatFrames("x", frames=2)({"x": np.zeros((2, 4)), "done": batch["done"]})
     for wrong in ({"frames": 0}, {"frames": 2, "axis": 1}):
@@ -181,8 +180,7 @@ def test_fields_become_one(change: Any) -> None:
     assert Concatenate("a", "b", to="a")(change(batch)).keys() == {"a", "index"}
     pair = change({"a": np.ones(4), "b": np.zeros(4), "index": np.arange(4)})
     assert tuple(Concatenate("a", "b", to="c")(pair)["c"].shape) == (4, 2)
-    with pytest.raises(SchemaError, match=r"'index': expected .*float64 .* in front of the last axis"):
-        Concatenate("a", "index", to="c")(change(batch))
+    assert_raises(SchemaError, r"'index': expected .*float64 .* in", Concatenate("a", "index", to="c"), change(batch))
     assert_raises(ConfigError, "at least two", Concatenate, "a", to="c")
 
 

@@ -364,8 +364,7 @@ def test_columns_of_pandas_are_indexed_by_places_and_tables_have_their_remedy(ki
     frame = pytest.importorskip("pandas").DataFrame({"row": [0, 1, 2], "b": [0.5, 1.5, 2.5]}, index=[2, 1, 0])
     buffer = ReplayBuffer(made(kind, 10, tmp_path))
     for table in (frame, pa.table({"row": [0, 1]})):
-        with pytest.raises(SchemaError, match=r"rows: expected an array, found (DataFrame|Table); .* is a tree"):
-            buffer.extend(table)
+        assert_raises(SchemaError, r"rows: expected an array, found (DataFrame|Table); .* is a", buffer.extend, table)
     buffer.extend({name: frame[name] for name in frame})
     assert [buffer[row]["row"] for row in range(3)] == [0, 1, 2]
 

@@ -371,8 +371,7 @@ def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
         if journal is not None:
             write_checkpoint(tmp_path / "m" / "journal", journal)
         say_journal(tmp_path / "m", there=True)
-        with pytest.raises(StateError, match="journal: expected the rows that were being changed"):
-            MemmapStorage(12, tmp_path / "m")
+        assert_raises(StateError, "journal: expected the rows that were being", MemmapStorage, 12, tmp_path / "m")
     say_journal(tmp_path / "m", there=False)
     assert storage.get(np.arange(3))["a"].tolist() == [0, 1, 2]
 

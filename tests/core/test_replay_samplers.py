@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +27,7 @@ def test_every_row_of_every_environment_comes_equally_often() -> None:
     assert set(drawn.tolist()) == set(range(30, 130))
     check_frequencies(np.bincount(drawn - 30), np.full(100, 0.01))
     assert_raises(ConfigError, "found an empty buffer", buffer_of(RandomSampler(), 4, rows=0, capacity=4).sample)
-    with pytest.raises(StateError, match="sampler: expected the state of a RandomSampler"):
-        RandomSampler().load_state_dict({"rows": 3})
+    assert_raises(StateError, "sampler: expected the state of a", RandomSampler().load_state_dict, {"rows": 3})
     buffer = ReplayBuffer(ArrayStorage(60, ndim=2), RandomSampler(), batch_size=3000)
     buffer.extend({"env": np.tile(np.arange(6), (10, 1))})
     check_frequencies(np.bincount(buffer.sample()["env"]), np.full(6, 1 / 6))
@@ -52,9 +50,7 @@ def test_an_epoch_has_every_row_once(
 
     buffer = make(3)
     if batch > rows:
-        assert_raises(
-            ConfigError, f"at most {rows} rows, the size of the buffer, in a batch without replacement", buffer.sample
-        )
+        assert_raises(ConfigError, f"at most {rows} rows, the size of the buffer, in a batch without", buffer.sample)
         return
     per_epoch = rows // batch if drop_last else -(-rows // batch)
     every = list(range(overwritten, overwritten + rows))

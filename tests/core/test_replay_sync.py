@@ -102,8 +102,7 @@ def test_a_row_in_the_place_of_another_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(content[:size] * 2 + content[2 * size :])
     storage = MemmapStorage(None, tmp_path / "m")
     assert storage.get(np.array([0]))["number"].tolist() == [0]
-    with pytest.raises(StateError, match="rows-0-0: expected row 1 to match its checksum"):
-        storage.read("number", np.array([[0, 1], [2, 3]]))
+    assert_raises(StateError, "rows-0-0: expected row 1 to match", storage.read, "number", np.array([[0, 1], [2, 3]]))
     assert storage.get(np.array([2]))["number"].tolist() == [2]
     storage.put(np.array([1]), small(7, 1))  # which replaces what is damaged
     assert storage.read("number", slice(0, 4)).tolist() == [0, 7, 2, 3]
@@ -319,7 +318,4 @@ def test_checkpoints_go_between_storages_and_other_formats_are_refused(tmp_path:
     assert_raises(ConfigError, "sync: expected one of", MemmapStorage, 40, tmp_path / "s", sync="always")
     assert not (tmp_path / "s").exists()
     of_format(tmp_path / "m", 3)
-    with pytest.raises(
-        StateError, match="head: expected a MemmapStorage of format 1, found a version that a newer release"
-    ):
-        MemmapStorage(None, tmp_path / "m")
+    assert_raises(StateError, "head: expected a MemmapStorage of format 1, found", MemmapStorage, None, tmp_path / "m")

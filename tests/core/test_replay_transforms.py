@@ -510,9 +510,7 @@ def test_renaming_selecting_excluding_and_casting() -> None:
     ted = {"done": np.zeros(2), "next": {"done": np.ones(2)}}
     assert flatten(kept.inverse(ted)).keys() == flatten(ted).keys()
     assert kept(Exclude("done")(ted))["done"].all()
-    assert_raises(
-        SchemaError, r"no field 'done' as the new name of \('next', 'done'\).*Exclude\('done'\) before", kept, ted
-    )
+    assert_raises(SchemaError, r"no field 'done' as the new name of \('next', 'done'\).*Exclude\('done'\)", kept, ted)
     assert Rename({"obs": "index", "index": "obs"}).inverse(BATCH)["obs"] is BATCH["index"]
     assert_raises(MissingFieldError, "Rename: expected a field 'action'", Rename({"action": "a"}), BATCH)
     assert_raises(SchemaError, "no field 'index'", Rename({"obs": "index"}), BATCH)

@@ -218,8 +218,7 @@ def test_names_that_transitions_have_for_fields() -> None:
     assert transition.critic_reference_observations_mask == 5
     with pytest.raises(AttributeError, match="nonsense"):
         transition.nonsense  # noqa: B018
-    with pytest.raises(ConfigError, match="expected one value for mu, found a second value as action_mean"):
-        Transition(mu=1, action_mean=2)
+    assert_raises(ConfigError, "expected one value for mu, found a second value as", Transition, mu=1, action_mean=2)
     assert repr(Transition(mu=1, values=2)) == "Transition(mu, values)"
     transition.clear()
     assert transition.mu is None

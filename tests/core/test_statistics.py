@@ -256,8 +256,7 @@ def test_only_a_store_that_begins_with_the_same_rows_is_counted_on(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"begins with the 100 rows of the statistics, found 200 other rows"):
         found.update(store_of(rows(200, seed=1)))
     assert_raises(ConfigError, "found 50 other rows", found.update, store_of(rows(50)))
-    with pytest.raises(ConfigError, match="found statistics that cannot be updated"):
-        Statistics.load(tmp_path).update(store_of(rows(200)))
+    assert_raises(ConfigError, "found statistics that cannot", Statistics.load(tmp_path).update, store_of(rows(200)))
 
 
 floats = st.floats(-1e6, 1e6, width=32)
