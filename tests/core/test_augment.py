@@ -253,14 +253,6 @@ def test_draws_are_a_function_of_seed_index_and_call() -> None:
         assert not np.array_equal(hidden, theirs.delivered_masks[name])
 
 
-@given(config=configs(), seed=SEEDS)
-def test_switching_one_thing_on_leaves_the_others_as_they_are(config: AugmentTokensConfig, seed: int) -> None:
-    batch = make_batch()
-    some, everything = draw_for(config, batch, key(seed)), draw_for(full_config(), batch, key(seed))
-    for name, permutation in some.permutations.items():
-        np.testing.assert_array_equal(permutation, everything.permutations[name])
-
-
 @given(seed=SEEDS, cuts=st.lists(st.integers(0, 6), max_size=3))
 def test_shards_put_together_are_the_whole(seed: int, cuts: list[int]) -> None:
     batch = make_batch(batch=6)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.testing import example_columns, example_store
 from tests.core.oracle import assert_same, field_arrays, last_starts, windows
-from tests.core.worlds import CUSTOM_RULES, Built, Column, Part, World, build, parts, worlds
+from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
 from tests.raising import assert_raises
 
 SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
@@ -152,14 +151,3 @@ def test_long_windows(world: World, wanted: list[Part], length: int, sampling: s
         for index in range(4):
             starts = source.plan(index).starts
             assert_same(source[index], windows(arrays, starts, length), (index, starts))
-
-
-def test_built_is_what_the_tests_think_it_is() -> None:
-    """The helpers hold rows and store together; were they to lose rows, the properties would say nothing."""
-    numbers = {"row_id": pa.int64(), "action": pa.int64(), "reward": pa.float64(), "done": pa.int64()}
-    world = World(tuple(Column(*one) for one in numbers.items()), 3, None, None)
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = [Part(kind, 9, seed) for seed, kind in enumerate(sorted(["file", "table", "append", "extend"]))]
-        built: Built = build(world, wanted, Path(folder))
-    assert len(built.rows) == 36
-    assert built.store[20]["row_id"] == built.rows[20]["row_id"]

@@ -328,8 +328,7 @@ def test_whoever_opens_a_folder_takes_it_and_a_forked_child_is_refused(make: Mak
     second = make()
     with pytest.raises(ClosedError, match=f"found that another buffer opened the folder, by process {os.getpid()} on "):
         first.add_rollouts(group(6, 2))
-    with pytest.raises(ClosedError):
-        first.flush()
+    assert_raises(ClosedError, "expected", first.flush)
     assert second.num_waiting == 2
     second.add_rollouts(group(6, 2))
     assert list(second.rollouts()) == group(0, 8)
@@ -371,9 +370,17 @@ def test_many_threads_add(make: Make) -> None:
 
 
 def four_at_once(
-    buffer: RolloutBuffer, ask: Callable[[int], None], entered: threading.Event, go: threading.Event
-) -> None:
-    """Have number 0 asked for, which says when it is ``entered``, then 1 to 3 beside it, and let it go."""
+    buffer: RolloutBuffer, made: Callable[[int], RolloutRecord], entered: threading.Event, go: threading.Event
+) -> dict[int, Any]:
+    """Have number 0 asked for, which says when it is ``entered``, then 1 to 3 beside it, and let it go; the answers."""
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        try:
+            answers[number] = buffer.add_rollout(made(number))
+        except (DataError, KeyboardInterrupt) as error:
+            answers[number] = str(error) or "interrupted"
+
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     threads[0].start()
     assert entered.wait(60)
@@ -383,6 +390,7 @@ def four_at_once(
     go.set()
     for thread in threads:
         thread.join()
+    return answers
 
 
 def test_one_caller_s_error_is_not_another_s(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,15 +404,8 @@ def test_one_caller_s_error_is_not_another_s(make: Make, monkeypatch: pytest.Mon
         sync(file)
 
     monkeypatch.setattr(os, "fsync", slowly)
-    answers: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        try:
-            answers[number] = buffer.add_rollout(rollout(number, metadata={"a": "\ud800" if number == 2 else "a"}))
-        except DataError as error:
-            answers[number] = str(error)
-
-    four_at_once(buffer, ask, entered, go)
+    odd = lambda number: rollout(number, metadata={"a": "\ud800" if number == 2 else "a"})  # noqa: E731
+    answers = four_at_once(buffer, odd, entered, go)
     assert "Unicode" in answers.pop(2)
     assert answers == {0: True, 1: True, 3: True}
     assert [f"r{number}" in buffer for number in range(4)] == [True, True, False, True]
@@ -426,15 +427,7 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
         return real(given)
 
     buffer._add = add  # type: ignore[assignment,method-assign]
-    answers: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        try:
-            answers[number] = buffer.add_rollout(rollout(number))
-        except KeyboardInterrupt:
-            answers[number] = "interrupted"
-
-    four_at_once(buffer, ask, entered, go)
+    answers = four_at_once(buffer, rollout, entered, go)
     assert served[1] == 3
     assert sorted(map(str, answers.values())) == ["True", "True", "True", "interrupted"]
     assert all((f"r{number}" in buffer) == (answer is True) for number, answer in answers.items())
@@ -471,27 +464,22 @@ def test_many_files_are_on_the_disk_before_they_count(
     """So many that Linux is asked for the whole file system. ``test_power_cut`` has all that happens to a few."""
     buffer = make(group_size=2)
     dirty: set[str] = set()
-    write, pwrite, replace_, fsync = os.write, os.pwrite, os.replace, os.fsync
 
-    def path_of(file: int) -> str:
-        return os.readlink(f"/proc/self/fd/{file}")
+    def noting(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
 
-    def noting_write(file: int, content: Any) -> int:
-        dirty.add(path_of(file))
-        return write(file, content)
+        def noted(first: Any, *rest: Any) -> Any:
+            path = str(first) if name == "replace" else os.readlink(f"/proc/self/fd/{first}")
+            if name == "fsync":
+                dirty.discard(path)
+            elif name == "replace":
+                assert path not in dirty, "a file got its name before its content was on the disk"
+                dirty.add(str(Path(rest[0]).parent))
+            else:
+                dirty.add(path)
+            return call(first, *rest)
 
-    def noting_pwrite(file: int, content: Any, begin: int) -> int:
-        dirty.add(path_of(file))
-        return pwrite(file, content, begin)
-
-    def noting_replace(old: Any, new: Any) -> None:
-        assert str(old) not in dirty, "a file got its name before its content was on the disk"
-        dirty.add(str(Path(new).parent))
-        replace_(old, new)
-
-    def noting_fsync(file: int) -> None:
-        dirty.discard(path_of(file))
-        fsync(file)
+        return noted
 
     class Library:
         def __init__(self, *ignored: Any, **options: Any) -> None:
@@ -503,13 +491,8 @@ def test_many_files_are_on_the_disk_before_they_count(
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
-    for name, call in [
-        ("write", noting_write),
-        ("pwrite", noting_pwrite),
-        ("replace", noting_replace),
-        ("fsync", noting_fsync),
-    ]:
-        monkeypatch.setattr(os, name, call)
+    for name in ("write", "pwrite", "replace", "fsync"):
+        monkeypatch.setattr(os, name, noting(name))
     buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, environment=str(n))])
     assert len(parts(buffer)) == 70
     # The index can be made again from the files.
@@ -529,8 +512,7 @@ def test_a_full_disk_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch, 
             patch.setattr(os, name, full)
         with pytest.raises(StorageError, match="No space left on device"):
             buffer.add_rollouts([*group(3, 5), rollout(100, example="new")])
-        with pytest.raises(StorageError):
-            buffer.flush()
+        assert_raises(StorageError, "expected", buffer.flush)
     assert (buffer.num_groups, buffer.num_waiting, len(buffer)) == (0, 3, 3)
     assert not list(buffer.root_path.glob("*/*part-*"))
     buffer.add_rollouts([*group(3, 5), rollout(100, example="new")])

@@ -284,8 +284,7 @@ def test_what_leaves_is_counted_by_its_reason(tmp_path: Path) -> None:
         buffer.add_rollouts(group(0, 5, version=3))
         buffer.set_policy_version(4)
         for refused in (group(9, 2, version=5), [rollout(0, version=3, reward=9.0)]):
-            with pytest.raises(DataError):
-                buffer.add_rollouts(refused)
+            assert_raises(DataError, "expected", buffer.add_rollouts, refused)
         assert buffer.create_and_store_batch(2) is not None
         buffer.set_policy_version(2)
         summary = {name: count for name, count in buffer.summary().items() if count}

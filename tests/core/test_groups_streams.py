@@ -399,13 +399,11 @@ def test_nobody_waits_while_a_batch_lacks_rollouts(tmp_path: Path) -> None:
         assert buffer.num_ahead == 0
         # The same where what waits can never be drawn: rollouts that are alone with their problem.
         buffer.add_rollouts([rollout(n, example=f"alone {n}") for n in range(20, 24)])
-        with pytest.raises(TimedOutError):
-            buffer.add_rollouts(group(30, 4, example="c"), timeout=0)
+        assert_raises(TimedOutError, "expected", buffer.add_rollouts, group(30, 4, example="c"), timeout=0)
         assert buffer.create_and_store_batch(4) is None
         buffer.add_rollouts(group(30, 4, example="c"))
         assert buffer.create_and_store_batch(4) is not None
-        with pytest.raises(TimedOutError):
-            buffer.add_rollout(rollout(40), timeout=0)
+        assert_raises(TimedOutError, "expected", buffer.add_rollout, rollout(40), timeout=0)
 
 
 def test_producers_that_wait_learn_that_the_buffer_is_gone(tmp_path: Path) -> None:

@@ -404,8 +404,7 @@ def test_states_of_others_are_refused() -> None:
         stores["a"],
     ]
     for other in others:
-        with pytest.raises(StateError):
-            PrefetchBatchifier(other, 8, 16).load_state_dict(state)
+        assert_raises(StateError, "expected", PrefetchBatchifier(other, 8, 16).load_state_dict, state)
     with pytest.raises(StateError, match="expected rows as an integer"):
         PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).load_state_dict({**state, "rows": {"a": -1, "b": 60}})
     deep: Any = 1

@@ -146,8 +146,7 @@ def test_with_closes_also_after_an_error_and_without_workers_there_are_no_thread
             raise KeyError("mine")
 
     assert_raises(KeyError, "mine", use)
-    with pytest.raises(ClosedError):
-        loader.next_batch()
+    assert_raises(ClosedError, "expected", loader.next_batch)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +244,9 @@ def test_errors_are_gone_after_refresh(workers: int) -> None:
         return make
 
     with Loader(source, store, delivery=Delivery(maker), num_workers=workers) as loader:
-        with pytest.raises(WorkerError):
-            loader.next_batch()
+        assert_raises(WorkerError, "expected", loader.next_batch)
         broken[0] = False
-        with pytest.raises(WorkerError):
-            loader.next_batch()
+        assert_raises(WorkerError, "expected", loader.next_batch)
         loader.refresh()
         assert_same(loader.next_batch(), source[0])
 
@@ -280,8 +277,7 @@ def test_close_while_a_batch_is_being_computed() -> None:
     assert wait_until(lambda: 1 in held.begun)
     loader.close()
     assert 1 not in held.made, "it waited for the batch"
-    with pytest.raises(ClosedError):
-        loader.next_batch()
+    assert_raises(ClosedError, "expected", loader.next_batch)
     held.open()  # whoever was still computing ends now
 
 

@@ -253,8 +253,7 @@ def test_a_file_names_no_class_that_is_no_name(name: str) -> None:
     storage.append(transitions(2))
     state = copy.deepcopy(storage.state())
     state["schema"]["structure"]["named"][1][0][0] = name
-    with pytest.raises(StateError):
-        ArrayStorage(9).load(state)
+    assert_raises(StateError, "expected", ArrayStorage(9).load, state)
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "list"])
@@ -398,8 +397,7 @@ def test_the_best_rows_are_kept() -> None:
         ({"r": np.array([0.0]), "more": np.array([0.0])}, SchemaError),
         ({"r": np.array([0.0]), "more": np.zeros(2)}, DataError),
     ):
-        with pytest.raises(error):
-            buffer.extend(rows)
+        assert_raises(error, "expected", buffer.extend, rows)
     assert buffer[:]["r"].tolist() == [3, 1]
     assert_raises(ConfigError, "reduction", MaxValueWriter, "r", "most")
     assert_raises(ConfigError, "ndim=2", ReplayBuffer, ArrayStorage(4, ndim=2), writer=MaxValueWriter("r"))
@@ -587,25 +585,6 @@ def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
     assert len(other) == 10
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler, PrioritizedSampler])
-def test_a_damaged_file_changes_nothing(tmp_path: Path, sampler: Any) -> None:
-    buffer = ReplayBuffer(ArrayStorage(20), sampler(), batch_size=4)
-    buffer.extend({"a": np.arange(30), "b": {"c": np.arange(30.0)}})
-    path = tmp_path / "saved"
-    buffer.dumps(path)
-    good = path.read_bytes()
-    buffer.extend({"a": np.arange(5), "b": {"c": np.arange(5.0)}})
-    before, middle = buffer.state_dict(), len(good) // 2
-    flipped = good[:middle] + bytes([good[middle] ^ 4]) + good[middle + 1 :]
-    for content in (b"", b"something else", good[:7], good[:30], good[:middle], good[:-1], good + b"\0", flipped):
-        path.write_bytes(content)
-        assert_raises(StateError, f"checkpoint {path}: ", buffer.loads, path)
-    np.testing.assert_equal(buffer.state_dict(), before)
-    path.write_bytes(good)
-    buffer.loads(path)
-    np.testing.assert_array_equal(np.sort(buffer[:]["a"]), np.arange(10, 30))
-
-
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = numbered(6)
     path = tmp_path / "saved"
@@ -620,10 +599,8 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
         assert isinstance(caught.value, OSError)
         assert path.read_bytes() == good
         assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(StorageError):
-        buffer.dumps(tmp_path / "nowhere" / "saved")
-    with pytest.raises(StorageError):
-        buffer.loads(tmp_path / "nothing")
+    assert_raises(StorageError, "expected", buffer.dumps, tmp_path / "nowhere" / "saved")
+    assert_raises(StorageError, "expected", buffer.loads, tmp_path / "nothing")
 
 
 def _no_space(*arguments: Any) -> None:

@@ -168,15 +168,13 @@ def test_versions_count_from_the_next_batch_on_and_those_that_are_none_are_refus
         assert_raises(error, "an integer for each row", buffer.sample)
     buffer = buffer_of(StalenessSampler())
     buffer.extend({"row": np.arange(3)})
-    with pytest.raises(MissingFieldError):
-        buffer.sample()
+    assert_raises(MissingFieldError, "expected", buffer.sample)
     for weight, error in ((lambda age: -1.0 - age, DataError), (lambda age: 0.0 * age, ConfigError)):
         buffer = buffer_of(StalenessSampler(weight=weight))
         buffer.extend({"policy_version": np.arange(3)})
         assert_raises(error, "weight", buffer.sample)
     for wrong in ({"max_staleness": -1}, {"weight": 3}):
-        with pytest.raises(ConfigError):
-            StalenessSampler(**wrong)
+        assert_raises(ConfigError, "expected", StalenessSampler, **wrong)
     assert_raises(SchemaError, "staleness", buffer.extend, {"policy_version": np.arange(3), "staleness": np.arange(3)})
 
 

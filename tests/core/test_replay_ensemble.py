@@ -176,8 +176,7 @@ def test_priorities_go_to_the_members_that_know_them() -> None:
     ensemble.update_priority({**batch, "td_error": np.where(batch["buffer_ids"] == 1, 0.0, 1.0)})
     assert_raises(ConfigError, "buffer_ids", ensemble.update_priority, [1], [1.0])
     assert_raises(ConfigError, "buffer_ids", ensemble.update_priority, [1], [1.0], [3])
-    with pytest.raises(DataError):
-        ensemble.update_priority([1], [-1.0], [1])
+    assert_raises(DataError, "expected", ensemble.update_priority, [1], [-1.0], [1])
     assert ensemble.stats()["buffers"][1]["updates"] == 2
 
 
@@ -319,8 +318,7 @@ def test_states_of_other_ensembles_and_arguments_that_cannot_be() -> None:
         first = ensemble.buffers[0]
         first.append({"a": 7, "deep": {"b": 7.0}, "done": False})
         before = first[:]["a"]
-        with pytest.raises(StateError):
-            ensemble.load_state_dict(bad)
+        assert_raises(StateError, "expected", ensemble.load_state_dict, bad)
         np.testing.assert_array_equal(first[:]["a"], before)
     buffer = member(0)
     for buffers, options, message in (

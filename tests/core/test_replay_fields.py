@@ -122,8 +122,7 @@ def test_frames_before_an_episode_may_be_a_number_and_channels_may_come_first() 
     with pytest.raises(SchemaError, match="expected steps with an axis -1"):
         CatFrames("x", frames=2)({"x": np.zeros((2, 4)), "done": batch["done"]})
     for wrong in ({"frames": 0}, {"frames": 2, "axis": 1}):
-        with pytest.raises(ConfigError):
-            CatFrames("obs", **wrong)
+        assert_raises(ConfigError, "expected", CatFrames, "obs", **wrong)
 
 
 def test_what_reads_other_rows_stands_first_and_needs_their_order() -> None:
@@ -211,8 +210,7 @@ def test_burn_in_gives_a_state_and_the_steps_behind() -> None:
         (2, lambda first: 3, "expected a dict of fields"),
     ):
         assert_raises(SchemaError, error, BurnIn(function, steps), given)
-    with pytest.raises(ConfigError):
-        BurnIn(network, 0)
+    assert_raises(ConfigError, "expected", BurnIn, network, 0)
 
 
 @pytest.mark.parametrize("change", [lambda tree: tree, as_torch])
@@ -263,5 +261,4 @@ def test_rows_that_are_not_what_was_said_are_refused() -> None:
     plain = Compress("pixels", shape=(2,), pack=lambda given: given[::-1], unpack=lambda given: given[::-1])
     assert plain.inverse({"pixels": np.array([1, 2], np.uint8)})["pixels"] == b"\x02\x01"
     for options in ({"shape": (0,)}, {"shape": 3}, {"shape": (2,), "level": 10}, {"shape": (2,), "pack": bytes}):
-        with pytest.raises(ConfigError):
-            Compress("pixels", **options)  # type: ignore[arg-type]
+        assert_raises(ConfigError, "expected", Compress, "pixels", **options)

@@ -109,8 +109,7 @@ def test_priorities_of_rows_that_are_gone_are_left_out() -> None:
         buffer.update_priority({"index": batch["index"], "td_error": np.ones(10)})
     with pytest.raises(ConfigError, match="integers of the shape of the index"):
         buffer.update_priority(batch["index"], np.ones(10), batch["generation"][:3])
-    with pytest.raises(IndexError):
-        buffer.update_priority([-1], [1.0], [0])
+    assert_raises(IndexError, "", buffer.update_priority, [-1], [1.0], [0])
     with pytest.raises(ConfigError, match="generations=True"):
         prioritized().update_priority(batch["index"], np.ones(10), batch["generation"])
     assert_raises(SchemaError, "generation", ReplayBuffer(generations=True).append, {"generation": 3})
@@ -248,8 +247,7 @@ def test_other_parts_leave_the_rest_as_it_was_and_another_storage_begins_anew() 
     assert weights(buffer) == [float(number) for number in range(1, 9)]
     recorded = buffer.with_parts(storage=_store())
     assert recorded.sample()["reward"].shape == (8,)
-    with pytest.raises(ConfigError):
-        recorded.append({"reward": 1.0})
+    assert_raises(ConfigError, "expected", recorded.append, {"reward": 1.0})
 
 
 def _store() -> DatasetStore:
@@ -373,8 +371,7 @@ def test_rows_go_to_the_members_they_name() -> None:
         assert [len(member) for member in named.buffers] == sizes
     # The first member would take them, and the second does not: neither has.
     half = ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), named.buffers[1])
-    with pytest.raises(SchemaError):
-        half.extend({"row": np.arange(2)}, [0, 1])
+    assert_raises(SchemaError, "expected", half.extend, {"row": np.arange(2)}, [0, 1])
     assert len(half.buffers[0]) == 0
     for rank, error in (({}, MissingFieldError), ({"rank": [1.0, np.nan]}, DataError)):
         half = ReplayBufferEnsemble(

@@ -90,8 +90,7 @@ def test_episodes_of_a_store_by_their_steps_and_what_has_none() -> None:
     assert query(ReplayBuffer(ArrayStorage(9))) == []
     plain = ReplayBuffer(ArrayStorage(9))
     plain.extend({"x": np.arange(3)})
-    with pytest.raises(MissingFieldError):
-        query(plain)
+    assert_raises(MissingFieldError, "expected", query, plain)
     assert_raises(ConfigError, "expected a replay buffer", query, ReplayBufferEnsemble(plain))
     with pytest.raises(ConfigError, match="in the order of writing"):
         query(ReplayBuffer(ArrayStorage(9), writer=MaxValueWriter("x")))

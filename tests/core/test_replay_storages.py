@@ -268,8 +268,7 @@ def test_python_numbers_take_the_dtype_of_their_field(kind: str, tmp_path: Path)
     ):
         row = {"x": 1.0, "n": 1, "done": True, "v": [0, 0], **bad}
         assert_raises(error, f"{next(iter(bad))!r}|fields", storage.append, row, one=True)
-        with pytest.raises(error):
-            storage.append([{"x": 1.0, "n": 1, "done": True, "v": [0, 0]}, row])
+        assert_raises(error, "expected", storage.append, [{"x": 1.0, "n": 1, "done": True, "v": [0, 0]}, row])
     assert (len(storage), storage.written) == (3, 3)
     infinite = {"x": float("inf"), "n": 1, "done": True, "v": [float("nan"), 0]}
     storage.append(infinite, one=True)

@@ -312,15 +312,11 @@ def episode_rows(random: np.random.Generator, length: int, code: int) -> tuple[d
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_arrived_rows_become_transitions_without_loss(code: int) -> None:
+def test_rows_become_transitions(code: int) -> None:
     arrived, wanted = episode_rows(np.random.default_rng(0), 5, code)
     found = NextView(takes="arrived")(map_tree(lambda values: values[None], arrived))
     assert found.pop("mask").all()
     assert_equal(found, map_tree(lambda values: values[None], wanted))
-
-
-@pytest.mark.parametrize("code", [1, 2])
-def test_outgoing_rows_become_transitions(code: int) -> None:
     _, wanted = episode_rows(np.random.default_rng(0), 5, code)
     rows = {"obs": wanted["obs"], "action": wanted["action"], **{k: wanted["next"][k] for k in ("reward", "done")}}
     found = NextView()(map_tree(lambda values: values[None], rows))

@@ -246,8 +246,7 @@ def test_where_it_cannot_be_is_said() -> None:
         ReplayBufferEnsemble(ReplayBuffer(ArrayStorage(9)), transform=VecNorm("x"))
     assert_raises(ConfigError, "without statistics of all rows", OnWrite, VecNorm("x"))
     for options in ({"decay": 0.0}, {"decay": 2.0}, {"eps": 0.0}, {"eps": True}):
-        with pytest.raises(ConfigError):
-            VecNorm("x", **options)
+        assert_raises(ConfigError, "expected", VecNorm, "x", **options)
     assert_raises(ConfigError, "at least one", VecNorm)
     assert_raises(ConfigError, "expected statistics of at least one row", VecNorm("x"), {"x": np.ones(3)})
     buffer = ReplayBuffer(ListStorage(9), transform=VecNorm("x"), batch_size=2)
