@@ -368,10 +368,10 @@ def test_no_more_is_asked_for_than_the_kernel_reads_at_once(saved: Path, monkeyp
     for most in (1 << 30, 500):
         monkeypatch.setattr(readahead, "_AT_ONCE", most)
         source = BatchSource(store, 30, 8, seed=4)
-        for index in range(49):
+        for index in range(29):
             _ = source[index]
         advice.given.clear()
-        for index in range(49, 90):
+        for index in range(29, 60):
             _ = source[index]
         asked = advice.asked()
         assert all(begin < end <= begin + most for begin, end in asked)

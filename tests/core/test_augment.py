@@ -375,61 +375,42 @@ def test_configurations_are_values_and_may_lack_what_is_not_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"low": 0.5}, "expected both low and high or neither, found low=0.5, high=None"),
-        ({"mean": 1.0, "high": 0.5}, "expected both low and high or neither"),
-        ({"low": 2.0, "high": 1.0}, "expected low <= high, found low=2.0, high=1.0"),
-        ({"mean": 1.0, "std": -0.1}, "expected std of at least 0, found -0.1"),
-        ({"low": 0.0, "high": 1.0, "std": -1}, "expected std of at least 0"),
-        ({"mean": math.nan}, "mean: expected a finite number, found nan"),
-        ({"low": 0.0, "high": math.inf}, "high: expected a finite number"),
-        ({"mean": "one"}, "mean: expected a number, found 'one'"),
-        ({"mean": True}, "mean: expected a number, found True"),
-        ({"std": 1.0}, "expected mean, or low and high, found neither"),
-        ({}, "found neither"),
+        (AugmentScalarSpec, {"low": 0.5}, "expected both low and high or neither, found low=0.5, high=None"),
+        (AugmentScalarSpec, {"mean": 1.0, "high": 0.5}, "expected both low and high or neither"),
+        (AugmentScalarSpec, {"low": 2.0, "high": 1.0}, "expected low <= high, found low=2.0, high=1.0"),
+        (AugmentScalarSpec, {"mean": 1.0, "std": -0.1}, "expected std of at least 0, found -0.1"),
+        (AugmentScalarSpec, {"low": 0.0, "high": 1.0, "std": -1}, "expected std of at least 0"),
+        (AugmentScalarSpec, {"mean": math.nan}, "mean: expected a finite number, found nan"),
+        (AugmentScalarSpec, {"low": 0.0, "high": math.inf}, "high: expected a finite number"),
+        (AugmentScalarSpec, {"mean": "one"}, "mean: expected a number, found 'one'"),
+        (AugmentScalarSpec, {"mean": True}, "mean: expected a number, found True"),
+        (AugmentScalarSpec, {"std": 1.0}, "expected mean, or low and high, found neither"),
+        (AugmentScalarSpec, {}, "found neither"),
+        (AugmentTokensConfig, {"permute_action": "all"}, "permute_action: expected one of"),
+        (AugmentTokensConfig, {"permute_action": True}, "permute_action: expected one of"),
+        (AugmentTokensConfig, {"permute_action": 0}, "permute_action: expected one of"),
+        (AugmentTokensConfig, {"permute_done": 1}, "permute_done: expected bool, found 1"),
+        (AugmentTokensConfig, {"enabled": None}, "enabled: expected bool, found None"),
+        (AugmentTokensConfig, {"scale_reward": 2.0}, "scale_reward: expected AugmentScalarSpec or None, found 2.0"),
+        (AugmentTokensConfig, {"mask_prob": 0.1}, "mask_prob: expected AugmentMaskProbConfig, found 0.1"),
+        (AugmentTokensConfig, {"crop_obs_image": 4}, "crop_obs_image: expected .*RandomShift.* or None, found 4"),
+        (AugmentTokensConfig, {"max_num_actions": -1}, "max_num_actions: expected an integer of at least 0, found -1"),
+        (
+            AugmentTokensConfig,
+            {"max_num_obs_discrete": 2.5},
+            "max_num_obs_discrete: expected an integer of at least",
+        ),
+        *((AugmentMaskProbConfig, {"reward": one}, "reward") for one in (-0.1, 1.5, math.nan, "often", None)),
+        *((RandomShift, {name: value}, f"{name}: expected") for name, value in (("pad", 0), ("per", "batch"))),
+        (RandomCrop, {"height": 0, "width": 3}, "height: expected"),
+        (RandomCrop, {"height": 3, "width": 3.5}, "width: expected"),
+        (RandomCrop, {"height": 3, "width": 3, "per": "image"}, "per: expected"),
     ],
 )
-def test_scalars_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    assert_raises(ConfigError, message, AugmentScalarSpec, **options)
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.5, math.nan, "often", None])
-def test_probabilities_that_cannot_be(probability: Any) -> None:
-    assert_raises(ConfigError, r"AugmentMaskProbConfig: .*reward", AugmentMaskProbConfig, reward=probability)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"permute_action": "all"}, "permute_action: expected one of"),
-        ({"permute_action": True}, "permute_action: expected one of"),
-        ({"permute_action": 0}, "permute_action: expected one of"),
-        ({"permute_done": 1}, "permute_done: expected bool, found 1"),
-        ({"enabled": None}, "enabled: expected bool, found None"),
-        ({"scale_reward": 2.0}, "scale_reward: expected AugmentScalarSpec or None, found 2.0"),
-        ({"mask_prob": 0.1}, "mask_prob: expected AugmentMaskProbConfig, found 0.1"),
-        ({"crop_obs_image": 4}, "crop_obs_image: expected .*RandomShift.* or None, found 4"),
-        ({"max_num_actions": -1}, "max_num_actions: expected an integer of at least 0, found -1"),
-        ({"max_num_obs_discrete": 2.5}, "max_num_obs_discrete: expected an integer of at least 0, found 2.5"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    assert_raises(ConfigError, message, AugmentTokensConfig, **options)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RandomShift(pad=0),
-        lambda: RandomShift(per="batch"),  # type: ignore[arg-type]
-        lambda: RandomCrop(height=0, width=3),
-        lambda: RandomCrop(3, 3.5),  # type: ignore[arg-type]
-        lambda: RandomCrop(3, 3, per="image"),  # type: ignore[arg-type]
-    ],
-)
-def test_crops_that_cannot_be(make: Any) -> None:
-    assert_raises(ConfigError, r"Random(Shift|Crop): (pad|per|height|width): expected", make)
+def test_options_that_cannot_be(kind: Any, options: dict[str, Any], message: str) -> None:
+    assert_raises(ConfigError, rf"{kind.__name__}: .*{message}", kind, **options)
 
 
 def test_scalars_may_be_fixed_and_never_reach_their_upper_bound() -> None:

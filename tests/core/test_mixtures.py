@@ -190,8 +190,7 @@ def test_windows_of_members_come_from_anywhere_and_by_themselves() -> None:
     assert found == sorted(wanted)
 
 
-@pytest.mark.parametrize("options", SAMPLED, ids=str)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("options", "count"), [*zip(SAMPLED, [2, 4] * 4, strict=True)], ids=str)
 def test_shards_are_the_rows_of_a_batch_and_mixed_as_it_is(options: dict[str, Any], count: int) -> None:
     whole = BatchSource(three(), 8, 16, seed=3, **options)
     shards = [BatchSource(three(), 8, 16, seed=3, shard=(rank, count), **options) for rank in range(count)]

@@ -324,12 +324,10 @@ def test_closed_loaders_hold_no_batches() -> None:
 
 
 PROGRAMS = {
-    "loader = PrefetchBatchifier(store, 5, 4); loader.next_batch()": 0,
     "loader = PrefetchBatchifier(store, 5, 4, num_workers=4, prefetch=9); [loader.next_batch() for _ in range(50)]": 0,
     "loader = PrefetchBatchifier(store, 5, 4); loader.next_batch(); loader.me = loader": 0,
     "loaders = [iter(PrefetchBatchifier(store, 5, 4)) for _ in range(8)]; [next(loader) for loader in loaders]": 0,
-    "source = BatchSource(store, 300, 200); kept = [source[i] for i in range(9)]": 0,
-    "loader = PrefetchBatchifier(store, 5, 4); loader.next_batch(); raise SystemExit(3)": 3,
+    "loader = PrefetchBatchifier(store, 300, 200); kept = [loader.next_batch() for _ in 'abc']; raise SystemExit(3)": 3,
     """
 bad = DatasetStore().from_dataset(pa.table({"action": [0] * n, "reward": [0.0] * n, "done": [7] * n}))
 loader = PrefetchBatchifier(bad, 5, 4, num_workers=3)

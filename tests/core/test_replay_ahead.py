@@ -294,9 +294,13 @@ def test_transforms_that_do_not_fit_hindsight_or_slices_are_refused() -> None:
                 ReplayBufferEnsemble(buffer, transform=transform)
 
 
-@pytest.mark.parametrize("key", [("collector", "traj_ids"), "episode", "traj"])
-@pytest.mark.parametrize("has_done", [True, False])
-@pytest.mark.parametrize("takes", ["outgoing", "arrived"])
+@pytest.mark.parametrize(
+    ("key", "has_done", "takes"),
+    [
+        *((("collector", "traj_ids"), True, "outgoing"), ("episode", False, "outgoing")),
+        *(("episode", True, "arrived"), ("traj", False, "arrived")),
+    ],
+)
 def test_transitions_end_where_the_number_of_their_trajectory_changes(key: Any, has_done: bool, takes: Any) -> None:
     number = np.arange(30) // 10
     ids = number if isinstance(key, str) else {key[1]: number}

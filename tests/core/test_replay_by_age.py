@@ -216,8 +216,13 @@ def test_slices_with_a_period_and_a_dilation(lengths: list[int], length: int, pe
     assert whole == expected
 
 
-@pytest.mark.parametrize("transform", [NextView(), NStep(2, 1.0), [lambda batch: batch, ReturnsToGo()]])
-@pytest.mark.parametrize("kind", [SliceSampler, PrioritizedSliceSampler])
+@pytest.mark.parametrize(
+    ("transform", "kind"),
+    [
+        *((NextView(), SliceSampler), (NStep(2, 1.0), PrioritizedSliceSampler)),
+        ([lambda batch: batch, ReturnsToGo()], SliceSampler),
+    ],
+)
 def test_steps_that_lie_apart_are_no_neighbours(kind: Any, transform: Any) -> None:
     with pytest.raises(ConfigError, match=r"dilation=1 for (NextView|NStep|ReturnsToGo), which pairs"):
         ReplayBuffer(ArrayStorage(30), kind(sequence_length=3, dilation=2), transform=transform)

@@ -112,7 +112,7 @@ class Died(BaseException):
     """Stands for the death of the process at some line."""
 
 
-@pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2), (40, 5), (100, 11)])
+@pytest.mark.parametrize(("size", "stride"), [(1, 2), (3, 3), (40, 5), (100, 11)])
 def test_a_death_at_any_line_of_a_write_leaves_the_rows_of_before_or_after(
     size: int, stride: int, tmp_path: Path
 ) -> None:

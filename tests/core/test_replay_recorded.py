@@ -303,7 +303,7 @@ def test_rows_that_the_store_forgot_are_gone_and_no_priority_is_known() -> None:
     assert set(buffer.sample()["index"].tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize("sampler", ["rows", "priorities", "slices by priorities"])
+@pytest.mark.parametrize("sampler", ["rows", "slices by priorities"])
 def test_rows_that_stay_keep_their_priorities_when_the_oldest_are_dropped(sampler: str, tmp_path: Path) -> None:
     """The oracle is a buffer over the rows that there are, with priorities kept in a dict by their numbers."""
     with DatasetStore.open(tmp_path, "a", sync="none", max_rows=160) as store:

@@ -522,9 +522,10 @@ def test_states_that_cannot_be() -> None:
     assert buffer.sample()["row"].tolist() == other.sample()["row"].tolist()
 
 
-@pytest.mark.parametrize("rows", [18, 21])
-@pytest.mark.parametrize("ends", [{}, {"done": 0}])
-@pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+@pytest.mark.parametrize(
+    ("sampler", "ends", "rows"),
+    [(SliceSampler, {}, 18), (SliceSamplerWithoutReplacement, {"done": 0}, 21), (PrioritizedSliceSampler, {}, 21)],
+)
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
     more = {name: np.full(rows, value) for name, value in ends.items()}
     says = r"'episode' recur after other values: do rows of several env.*ndim=2"

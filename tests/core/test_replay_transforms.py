@@ -528,8 +528,16 @@ def test_renaming_selecting_excluding_and_casting() -> None:
         Cast({"x": "uint8"})({"x": np.array([1, 256])})
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 1), (30, 41, 3), (7, 5, 4)])
-@pytest.mark.parametrize("size", [(64, 64), (21, 13), (1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((84, 84, 1), (64, 64)),
+        ((30, 41, 3), (21, 13)),
+        ((30, 41, 3), (64, 64)),
+        ((7, 5, 4), (1, 1)),
+        ((7, 5, 4), (21, 13)),
+    ],
+)
 def test_resizing_is_what_torch_and_pillow_do(shape: tuple[int, int, int], size: tuple[int, int]) -> None:
     from PIL import Image
 

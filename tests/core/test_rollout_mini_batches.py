@@ -329,8 +329,10 @@ def leaves(tree: Any) -> list[np.ndarray]:
     return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, list | tuple) else [tree]
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
-@pytest.mark.parametrize(("parts", "shuffle"), [(1, True), (2, False), (2, True), (5, True)])
+@pytest.mark.parametrize(
+    ("hidden", "parts", "shuffle"),
+    [("gru", 1, True), ("lstm", 2, False), ("mixed", 2, True), ("actor only", 5, True), ("batch first", 2, False)],
+)
 def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: str) -> None:
     axis = 0 if hidden == "batch first" else None
     more: dict[str, Any] = {"apply_dagger_actions": True, "rnd_state_shape": (6,), "seed": parts}

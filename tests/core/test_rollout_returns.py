@@ -12,63 +12,63 @@ from hypothesis import strategies as st
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, SchemaError
 from mouse_core.rollouts import discounted_returns, gae, lambda_returns, n_step_returns, normalized, outgoing, vtrace
 from tests.core import rollout_cases as oracle
-from tests.core.rollout_cases import Case, random_case
+from tests.core.rollout_cases import random_case
 from tests.raising import assert_raises
 
 SHAPES = [(1, 1), (1, 5), (2, 4), (3, 1), (7, 6), (24, 5)]
 CASES = [
-    pytest.param(random_case(seed, *shape, ends=ends), id=f"{shape}-{ends}")
+    random_case(seed, *shape, ends=ends)
     for seed, (shape, ends) in enumerate((shape, ends) for shape in SHAPES for ends in (0.0, 0.3, 1.0))
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gae(case: Case) -> None:
-    settings = ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5))
-    for truncation, (discount, lam) in product((True, False), settings):
-        advantages, returns = gae(**case.arrays(truncation=truncation), discount=discount, lam=lam)
-        expected = oracle.gae(case, discount, lam, truncation=truncation)
-        np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(returns, expected + case.values, rtol=1e-12, atol=1e-12)
+def test_gae() -> None:
+    for case in CASES:
+        settings = ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5))
+        for truncation, (discount, lam) in product((True, False), settings):
+            advantages, returns = gae(**case.arrays(truncation=truncation), discount=discount, lam=lam)
+            expected = oracle.gae(case, discount, lam, truncation=truncation)
+            np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(returns, expected + case.values, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_lambda_returns(case: Case) -> None:
-    for truncation, (discount, lam) in product((True, False), ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0))):
-        found = lambda_returns(**case.arrays(truncation=truncation), discount=discount, lam=lam)
-        expected = oracle.lambda_returns(case, discount, lam, truncation=truncation)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+def test_lambda_returns() -> None:
+    for case in CASES:
+        for truncation, (discount, lam) in product((True, False), ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0))):
+            found = lambda_returns(**case.arrays(truncation=truncation), discount=discount, lam=lam)
+            expected = oracle.lambda_returns(case, discount, lam, truncation=truncation)
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_n_step_returns(case: Case) -> None:
-    for truncation, n in product((True, False), (1, 2, 5, 100)):
-        found = n_step_returns(**case.arrays(truncation=truncation), discount=0.97, n=n)
-        expected = oracle.n_step_returns(case, 0.97, n, truncation=truncation)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+def test_n_step_returns() -> None:
+    for case in CASES:
+        for truncation, n in product((True, False), (1, 2, 5, 100)):
+            found = n_step_returns(**case.arrays(truncation=truncation), discount=0.97, n=n)
+            expected = oracle.n_step_returns(case, 0.97, n, truncation=truncation)
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_discounted_returns(case: Case) -> None:
-    arrays = case.arrays()
-    del arrays["values"]
-    expected = oracle.discounted_returns(case, 0.9)
-    np.testing.assert_allclose(discounted_returns(**arrays, discount=0.9), expected, rtol=1e-12, atol=1e-12)
-    expected = oracle.discounted_returns(case, 0.9, last=False, truncation=False)
-    np.testing.assert_allclose(
-        discounted_returns(case.rewards, case.dones, discount=0.9), expected, rtol=1e-12, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_vtrace(case: Case) -> None:
-    for lam, rho, c, pg in ((1.0, 1.0, 1.0, 1.0), (0.9, 2.0, 0.5, 1.5)):
-        targets, advantages = vtrace(
-            **case.arrays(), ratios=case.ratios, discount=0.99, lam=lam, clip_rho=rho, clip_c=c, clip_pg_rho=pg
+def test_discounted_returns() -> None:
+    for case in CASES:
+        arrays = case.arrays()
+        del arrays["values"]
+        expected = oracle.discounted_returns(case, 0.9)
+        np.testing.assert_allclose(discounted_returns(**arrays, discount=0.9), expected, rtol=1e-12, atol=1e-12)
+        expected = oracle.discounted_returns(case, 0.9, last=False, truncation=False)
+        np.testing.assert_allclose(
+            discounted_returns(case.rewards, case.dones, discount=0.9), expected, rtol=1e-12, atol=1e-12
         )
-        expected = oracle.vtrace(case, 0.99, lam, rho, c, pg)
-        np.testing.assert_allclose(targets, expected[0], rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(advantages, expected[1], rtol=1e-12, atol=1e-12)
+
+
+def test_vtrace() -> None:
+    for case in CASES:
+        for lam, rho, c, pg in ((1.0, 1.0, 1.0, 1.0), (0.9, 2.0, 0.5, 1.5)):
+            targets, advantages = vtrace(
+                **case.arrays(), ratios=case.ratios, discount=0.99, lam=lam, clip_rho=rho, clip_c=c, clip_pg_rho=pg
+            )
+            expected = oracle.vtrace(case, 0.99, lam, rho, c, pg)
+            np.testing.assert_allclose(targets, expected[0], rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(advantages, expected[1], rtol=1e-12, atol=1e-12)
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 12), envs=st.integers(1, 4), ends=st.floats(0, 1))

@@ -171,10 +171,6 @@ def test_fields_that_cannot_be(fields: Any, message: str) -> None:
 def test_arguments_that_cannot_be(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RolloutStorage(**{"num_envs": 2, "num_transitions_per_env": 3, "fields": {}, **change})
-    assert_raises(ConfigError, "training_type: expected one of", storage_of, "imitation")
-    assert_raises(ConfigError, "obs_shape: expected a shape", storage_of, obs_shape=None)
-    for wrong in ("flaot32", "datetime64[s]"):
-        assert_raises(ConfigError, "RolloutField: expected a", RolloutField, (), wrong)
 
 
 def test_rows_are_copied_pickled_and_none_beyond_the_last_is_taken() -> None:
@@ -338,24 +334,6 @@ def test_bad_rows_change_nothing(make: Callable[[], Any], kind: type[MouseError]
     assert storage.step == 2
 
 
-def test_integers_that_do_not_fit() -> None:
-    storage = small(actions=RolloutField((), "uint8"), flag=RolloutField((), "bool"))
-    good = {**ROW, "actions": [1, 2], "flag": [True, False]}
-    with pytest.raises(DataError, match=r"actions: expected 0..255 \(uint8\), found 256"):
-        storage.add_transitions({**good, "actions": [256, 0]})
-    with pytest.raises(DataError, match=r"actions: expected 0..255 \(uint8\), found -1"):
-        storage.add_transitions({**good, "actions": [-1, 0]})
-    with pytest.raises(SchemaError, match="actions: expected uint8, found float64"):
-        storage.add_transitions({**good, "actions": [0.5, 0]})
-    assert_raises(SchemaError, "flag: expected bool, found int64", storage.add_transitions, {**good, "flag": [0, 1]})
-    with pytest.raises(DataError, match="dones: expected 0 or 1, found 2"):
-        RolloutStorage(2, 3, {"dones": RolloutField((), "bool")}).add_transitions({**ROW, "dones": [0, 2]})
-    for large in (1e300, -3.5e38):
-        with pytest.raises(DataError, match=r"rewards: expected values that float32 can represent, found .*e\+"):
-            storage.add_transitions({**good, "rewards": np.array([0.0, large])})
-    assert storage.step == 0
-
-
 def test_a_replay_buffer_draws_from_the_same_arrays() -> None:
     storage, _ = filled()
     storage.dones[:] = 0
@@ -391,9 +369,16 @@ def test_statistics(rows: int) -> None:
     assert storage.get_statistics() == (length, reward)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 4), (24, 6)])
-@pytest.mark.parametrize("truncation", [True, False])
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "truncation", "normalize"),
+    [
+        ((1, 1), True, True),
+        ((1, 3), False, True),
+        ((4, 4), True, False),
+        ((24, 6), False, False),
+        ((24, 6), True, True),
+    ],
+)
 def test_compute_returns(shape: tuple[int, int], truncation: bool, normalize: bool) -> None:
     case = oracle.random_case(7, *shape, dtype="float32")
     storage = RolloutStorage(shape[1], shape[0], {"values": ()})
@@ -410,6 +395,28 @@ def test_compute_returns(shape: tuple[int, int], truncation: bool, normalize: bo
     np.testing.assert_allclose(storage.advantages, advantages, rtol=1e-4, atol=1e-5)
     assert arrays[0] is storage.returns
     assert arrays[1] is storage.advantages
+
+
+def test_presets_fields_and_integers_that_cannot_be() -> None:
+    assert_raises(ConfigError, "training_type: expected one of", storage_of, "imitation")
+    assert_raises(ConfigError, "obs_shape: expected a shape", storage_of, obs_shape=None)
+    for wrong in ("flaot32", "datetime64[s]"):
+        assert_raises(ConfigError, "RolloutField: expected a", RolloutField, (), wrong)
+    storage = small(actions=RolloutField((), "uint8"), flag=RolloutField((), "bool"))
+    good = {**ROW, "actions": [1, 2], "flag": [True, False]}
+    with pytest.raises(DataError, match=r"actions: expected 0..255 \(uint8\), found 256"):
+        storage.add_transitions({**good, "actions": [256, 0]})
+    with pytest.raises(DataError, match=r"actions: expected 0..255 \(uint8\), found -1"):
+        storage.add_transitions({**good, "actions": [-1, 0]})
+    with pytest.raises(SchemaError, match="actions: expected uint8, found float64"):
+        storage.add_transitions({**good, "actions": [0.5, 0]})
+    assert_raises(SchemaError, "flag: expected bool, found int64", storage.add_transitions, {**good, "flag": [0, 1]})
+    with pytest.raises(DataError, match="dones: expected 0 or 1, found 2"):
+        RolloutStorage(2, 3, {"dones": RolloutField((), "bool")}).add_transitions({**ROW, "dones": [0, 2]})
+    for large in (1e300, -3.5e38):
+        with pytest.raises(DataError, match=r"rewards: expected values that float32 can represent, found .*e\+"):
+            storage.add_transitions({**good, "rewards": np.array([0.0, large])})
+    assert storage.step == 0
 
 
 def test_codes_of_truncation() -> None:
