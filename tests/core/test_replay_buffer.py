@@ -599,8 +599,8 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
         assert isinstance(caught.value, OSError)
         assert path.read_bytes() == good
         assert list(tmp_path.iterdir()) == [path]
-    assert_raises(StorageError, "expected", buffer.dumps, tmp_path / "nowhere" / "saved")
-    assert_raises(StorageError, "expected", buffer.loads, tmp_path / "nothing")
+    assert_raises(StorageError, "cannot write or read", buffer.dumps, tmp_path / "nowhere" / "saved")
+    assert_raises(StorageError, "cannot write or read", buffer.loads, tmp_path / "nothing")
 
 
 def _no_space(*arguments: Any) -> None:

@@ -27,6 +27,7 @@ from mouse_core.errors import StoreWarning
 from mouse_core.replay import NextView, ReplayBuffer
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
 from tests.core.statistics import check_frequencies
+from tests.core.test_windows_by_field import store_of as stored
 from tests.raising import assert_raises
 
 
@@ -40,23 +41,7 @@ def rows_of(lengths: list[int], first: int = 0, *, ends: bool = True, time: bool
 
 
 def store_of(lengths: list[int], kind: str = "rows", **options: Any) -> DatasetStore:
-    rows = rows_of(lengths, **options)
-    count = len(rows["reward"])
-    if kind == "rows":
-        store = DatasetStore()
-        store.extend(rows)
-        return store
-    if kind == "table":
-        return DatasetStore().from_dataset(pa.table(rows))
-    half = count // 2
-    if kind == "parts":  # the middle of an episode may lie between two datasets, and between them and rows
-        store = DatasetStore()
-        if half:
-            store.from_dataset(pa.table({name: values[:half] for name, values in rows.items()}))
-        store.extend({name: values[half:] for name, values in rows.items()})
-        return store
-    back = Dataset.from_dict({name: values[::-1] for name, values in rows.items()})
-    return DatasetStore().from_dataset(back.select(list(range(count))[::-1]))
+    return stored(rows_of(lengths, **options), kind)
 
 
 def episodes_of(lengths: list[int]) -> list[tuple[int, int]]:

@@ -49,25 +49,21 @@ def rows_of(lengths: list[int], first: int = 0) -> dict[str, Any]:
     }
 
 
-def store_of(lengths: list[int], kind: str, alignment: Any) -> DatasetStore:
-    rows = rows_of(lengths)
-    store = DatasetStore(alignment=alignment)
-    half = len(rows["reward"]) // 2
-    if kind == "rows":
-        store.extend(rows)
-    elif kind == "indices":  # a table that is read row by row
+def store_of(rows: dict[str, Any], kind: str, alignment: Any = "arrived") -> DatasetStore:
+    """A store of columns: as rows, a table, two tables, parts of both, or indices into a table read row by row."""
+    store, count = DatasetStore(alignment=alignment), len(rows["reward"])
+    if kind == "indices":
         from datasets import Dataset
 
-        table = Dataset.from_dict({name: values[::-1].tolist() for name, values in rows.items()})
-        order = list(range(2 * half + len(rows["reward"]) % 2))[::-1]
-        store.from_dataset(table.select(order))
-    else:
-        for part in (slice(0, half), slice(half, None)):
-            values = {name: array[part] for name, array in rows.items()}
-            if kind == "parts" and part.start == half:
-                store.extend(values)
-            elif len(values["reward"]):
-                store.from_dataset(pa.table({name: _listed(array) for name, array in values.items()}))
+        back = Dataset.from_dict({name: values[::-1].tolist() for name, values in rows.items()})
+        return store.from_dataset(back.select(list(range(count))[::-1]))
+    half = {"rows": 0, "table": count}.get(kind, count // 2)
+    for part in (slice(0, half), slice(half, None)):
+        values = {name: array[part] for name, array in rows.items()}
+        if kind in ("rows", "parts") and part.start == half:
+            store.extend(values)
+        elif len(values["reward"]):
+            store.from_dataset(pa.table({name: _listed(array) for name, array in values.items()}))
     return store
 
 
@@ -154,7 +150,7 @@ def expected_of(
 def test_rows_around_anchors_are_those_of_the_oracle(
     lengths: list[int], kind: str, alignment: str, options: dict[str, Any], shards: tuple[int, int], index: int
 ) -> None:
-    store, steps = store_of(lengths, kind, alignment), options["sequence_length"]
+    store, steps = store_of(rows_of(lengths), kind, alignment), options["sequence_length"]
     uneven = options["batch_size"] % 2 or options["sampling"] == "sequential"
     try:
         whole = BatchSource(store, **options)
@@ -396,7 +392,7 @@ def test_of_whatever_is_a_store() -> None:
     from mouse_core.mixtures import Mixture
 
     lengths = {"a": [4, 7], "b": [3, 9, 2]}
-    members = {name: store_of(one, "rows", "arrived") for name, one in lengths.items()}
+    members = {name: store_of(rows_of(one), "rows") for name, one in lengths.items()}
     rows = [0, *np.cumsum([sum(one) for one in lengths.values()]).tolist()]
     for pad in (True, False):
         source = BatchSource(
