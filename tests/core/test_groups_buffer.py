@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -356,11 +357,8 @@ def test_many_threads_add(make: Make) -> None:
             buffer.add_rollouts([rollout(first, example=str(number)), rollout(first + 1, example=str(number))])
             buffer.add_rollout(rollout(5000 + number, environment="shared"))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert len(buffer) == 160 + 20
     buffer.flush()
     assert sorted(uids(buffer)) == sorted(set(uids(buffer)))

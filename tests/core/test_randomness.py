@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -125,18 +125,12 @@ def test_streams_are_the_same_on_a_processor_that_can_do_less() -> None:
 
 def test_threads_do_not_disturb_each_other() -> None:
     wanted = {index: Key(5, Purpose.WINDOWS, index).bits(64).tolist() for index in range(40)}
-    wrong: list[int] = []
 
-    def draw() -> None:
-        for _ in range(20):
-            wrong.extend(i for i in wanted if Key(5, Purpose.WINDOWS, i).bits(64).tolist() != wanted[i])
+    def draw(index: int) -> bool:
+        return all(Key(5, Purpose.WINDOWS, index).bits(64).tolist() == wanted[index] for _ in range(20))
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(draw, [*wanted] * 4))
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**64 - 1, np.int64(3), np.uint64(2**64 - 1)])

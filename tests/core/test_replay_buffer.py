@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -649,28 +650,19 @@ def test_a_forked_child_does_not_change_its_copy() -> None:
 def test_many_threads_may_write_and_sample() -> None:
     buffer = PrioritizedReplayBuffer(storage=ArrayStorage(50), batch_size=8)
     buffer.append({"a": 0, "b": np.zeros(40)})
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for turn in range(60):
-                value = number * 1000 + turn
-                buffer.extend({"a": np.full(3, value), "b": np.full((3, 40), float(value))})
-                batch = buffer.sample()
-                np.testing.assert_array_equal(batch["b"], np.repeat(batch["a"][:, None], 40, 1))
-                buffer.update_priority(batch["index"], np.ones(8))
-        except BaseException as error:
-            errors.append(error)
+        for turn in range(60):
+            value = number * 1000 + turn
+            buffer.extend({"a": np.full(3, value), "b": np.full((3, 40), float(value))})
+            batch = buffer.sample()
+            np.testing.assert_array_equal(batch["b"], np.repeat(batch["a"][:, None], 40, 1))
+            buffer.update_priority(batch["index"], np.ones(8))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert buffer.stats()["written"] == 1 + 4 * 60 * 3
-    assert buffer.stats()["samples"] == 240
-    assert buffer.stats()["updates"] == 240
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    found = buffer.stats()
+    assert (found["written"], found["samples"], found["updates"]) == (1 + 4 * 60 * 3, 240, 240)
     assert buffer.prioritized
 
 

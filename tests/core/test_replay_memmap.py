@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -221,23 +222,14 @@ def test_rows_that_another_process_wrote_are_drawn_as_ones_own(sampler: str, tmp
 
 
 def test_threads_with_storages_of_their_own_take_turns(tmp_path: Path) -> None:
-    failures = []
-
     def write(number: int) -> None:
         buffer = ReplayBuffer(MemmapStorage(100, tmp_path / "m"))
         for turn in range(30):
             buffer.extend(rows_of(number, turn * 10, 10))
-            try:
-                check(buffer.sample(20))
-            except AssertionError as error:
-                failures.append(error)
+            check(buffer.sample(20))
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(write, range(3)))
     storage = MemmapStorage(None, tmp_path / "m")
     assert storage.written == 900
     check(storage.get(np.arange(100)))
