@@ -205,7 +205,7 @@ WINDOWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", WINDOWS, ids=["plain", "anchors", "anchors and steps"])
-def test_sources_deliver_what_apply_makes(options: dict[str, Any]) -> None:
+def test_sources_deliver_what_apply_makes_in_views_shards_and_stored_dtypes(options: dict[str, Any]) -> None:
     asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, **options}
     store = make_store()
     plain, augmented = BatchSource(store, **asked), BatchSource(store, augment=AUGMENT, **asked)
@@ -219,10 +219,6 @@ def test_sources_deliver_what_apply_makes(options: dict[str, Any]) -> None:
         for name, spec in augmented.spec.items():
             found = augmented[index][name]
             assert (found.dtype, found.shape[plain.spec.batch_dims :]) == (spec.dtype, spec.shape)
-
-
-@pytest.mark.parametrize("options", WINDOWS, ids=["plain", "anchors", "anchors and steps"])
-def test_views_shards_and_stored_dtypes(options: dict[str, Any]) -> None:
     asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, **options}
     store = make_store()
     one, views = BatchSource(store, **asked), BatchSource(store, views=2, **asked)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ RAGGED: list[Any] = ["tokens", ("frames", "points")]
 
 def made(kind: str, capacity: int, folder: Path, **options: Any) -> Any:
     if kind == "memmap":
-        return MemmapStorage(capacity, folder / "m", **options)
+        return MemmapStorage(capacity, tempfile.mkdtemp(dir=folder), **options)
     return (ListStorage if kind == "list" else ArrayStorage)(capacity, **options)
 
 
@@ -167,7 +168,7 @@ def episodes(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slices_steps_ahead_and_priorities(kind: str, tmp_path: Path) -> None:
+def test_slices_steps_ahead_priorities_and_pads(kind: str, tmp_path: Path) -> None:
     storage = made(kind, 40, tmp_path)
     slices = ReplayBuffer(storage, SliceSampler(sequence_length=4), batch_size=3)
     slices.extend(episodes(30))
@@ -181,6 +182,14 @@ def test_slices_steps_ahead_and_priorities(kind: str, tmp_path: Path) -> None:
     batch = ahead.sample()
     for place, slot in enumerate(batch["index"].tolist()):
         assert batch["text"][place] == f"{slot}" * (slot % 5)
+    buffer = ReplayBuffer(made(kind, 9, tmp_path, ragged=["x"]), transform=Pad(length=4, value=-1), batch_size=6)
+    buffer.extend([{"x": np.arange(n), "text": "t" * n} for n in range(5)])
+    batch = buffer.sample()
+    assert (batch["x"].shape, batch["x_mask"].dtype) == ((6, 4), np.bool_)
+    for place, slot in enumerate(batch["index"].tolist()):
+        assert batch["x"][place].tolist() == list(range(slot)) + [-1] * (4 - slot)
+        assert batch["x_mask"][place].tolist() == [True] * slot + [False] * (4 - slot)
+    assert isinstance(batch["text"], list)
 
 
 def test_checkpoints_ensembles_and_environments_of_all_kinds(tmp_path: Path) -> None:
@@ -208,18 +217,6 @@ def test_checkpoints_ensembles_and_environments_of_all_kinds(tmp_path: Path) -> 
         buffer.loads(tmp_path / "c")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pad_fills_up_and_says_what_was_there(kind: str, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(made(kind, 9, tmp_path, ragged=["x"]), transform=Pad(length=4, value=-1), batch_size=6)
-    buffer.extend([{"x": np.arange(n), "text": "t" * n} for n in range(5)])
-    batch = buffer.sample()
-    assert (batch["x"].shape, batch["x_mask"].dtype) == ((6, 4), np.bool_)
-    for place, slot in enumerate(batch["index"].tolist()):
-        assert batch["x"][place].tolist() == list(range(slot)) + [-1] * (4 - slot)
-        assert batch["x_mask"][place].tolist() == [True] * slot + [False] * (4 - slot)
-    assert isinstance(batch["text"], list)
-
-
 def test_pad_left_truncated_in_slices_and_refused() -> None:
     rows = np.empty((1, 2), object)
     rows[0, 0], rows[0, 1] = np.arange(5), np.arange(1)
@@ -242,7 +239,7 @@ def test_pad_left_truncated_in_slices_and_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
-def test_what_does_not_fit_changes_nothing(kind: str, tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_or_differ_in_length_change_nothing(kind: str, tmp_path: Path) -> None:
     storage = made(kind, 9, tmp_path)
     storage.append([{"t": "a", "x": np.arange(2.0), "n": 1}, {"t": "bb", "x": np.arange(3.0), "n": 2}])
     for bad in (
@@ -262,6 +259,20 @@ def test_what_does_not_fit_changes_nothing(kind: str, tmp_path: Path) -> None:
         storage.append({"t": ["a", "b"], "x": [np.zeros(1)], "n": np.zeros(2, np.int64)})
     assert storage.get(np.arange(2))["t"].tolist() == ["a", "bb"]
     assert (len(storage), storage.written) == (2, 2)
+    says = r"pass ragged=\['x'\] or use a ListStorage"
+    buffer = ReplayBuffer(made(kind, 9, tmp_path))
+    buffer.append({"x": np.zeros((1, 2)), "n": 0})
+    for write in (
+        lambda: buffer.append({"x": np.zeros((2, 2)), "n": 0}),
+        lambda: buffer.extend({"x": np.zeros((4, 2, 2)), "n": np.zeros(4, int)}),
+        lambda: buffer.extend([{"x": np.zeros((1, 2)), "n": 0}, {"x": np.zeros((2, 2)), "n": 0}]),
+    ):
+        assert_raises(SchemaError, says, write)
+    with pytest.raises(SchemaError, match=r"ragged=.*ListStorage"):
+        buffer.extend({"x": [[[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]], "n": np.zeros(2, int)})
+    for other in (np.zeros((1, 3)), np.zeros(1)):  # no such field would take these either
+        assert_raises(SchemaError, r"found .*; ListStorage accepts any", buffer.append, {"x": other, "n": 0})
+    assert len(buffer) == 1
 
 
 def test_what_a_ragged_field_or_an_index_cannot_be() -> None:
@@ -284,39 +295,12 @@ def test_what_a_ragged_field_or_an_index_cannot_be() -> None:
         assert storage.get(np.arange(2))["t"].tolist() == ["é", "bb"]
 
 
-@pytest.mark.parametrize("kind", ["array", "memmap"])
-def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_path: Path) -> None:
-    says = r"pass ragged=\['x'\] or use a ListStorage"
-    buffer = ReplayBuffer(made(kind, 9, tmp_path))
-    buffer.append({"x": np.zeros((1, 2)), "n": 0})
-    for write in (
-        lambda: buffer.append({"x": np.zeros((2, 2)), "n": 0}),
-        lambda: buffer.extend({"x": np.zeros((4, 2, 2)), "n": np.zeros(4, int)}),
-        lambda: buffer.extend([{"x": np.zeros((1, 2)), "n": 0}, {"x": np.zeros((2, 2)), "n": 0}]),
-    ):
-        assert_raises(SchemaError, says, write)
-    with pytest.raises(SchemaError, match=r"ragged=.*ListStorage"):
-        buffer.extend({"x": [[[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]], "n": np.zeros(2, int)})
-    for other in (np.zeros((1, 3)), np.zeros(1)):  # no such field would take these either
-        assert_raises(SchemaError, r"found .*; ListStorage accepts any", buffer.append, {"x": other, "n": 0})
-    assert len(buffer) == 1
-
-
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_single_row_hears_how_it_is_written(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, 9, tmp_path))
     buffer.append({"x": np.zeros(3)})
     assert_raises(SchemaError, r"'x'.*found \[3\]; to write one row, pass \[row\]", buffer.extend, {"x": np.zeros(3)})
     assert buffer.extend([{"x": np.zeros(3)}]).tolist() == [1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_single_name_is_no_list_of_names(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ragged: expected a list of names, found 'tokens'; write \['tokens'\]"):
-        made(kind, 9, tmp_path, ragged="tokens")
-    for option in ("action", "outcome", "keep"):
-        with pytest.raises(ConfigError, match=rf"NextView: {option}: expected a list of names, found 'task'"):
-            NextView(**{option: "task"})
 
 
 def test_files_of_a_later_format_are_refused_by_name(tmp_path: Path) -> None:
@@ -327,7 +311,7 @@ def test_files_of_a_later_format_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_of_pyarrow_are_rows_as_numpy_has_them(kind: str, tmp_path: Path) -> None:
+def test_columns_of_pyarrow_and_pandas_are_rows_and_tables_have_their_remedy(kind: str, tmp_path: Path) -> None:
     large = [1, 2**60 + 1, 3]
     columns = {
         "large": pa.array(large),
@@ -345,6 +329,12 @@ def test_arrays_of_pyarrow_are_rows_as_numpy_has_them(kind: str, tmp_path: Path)
         assert (found["text"], found["codes"]) == (["a", "", "ü"][row], "aba"[row])
         assert np.asarray(found["vector"]).tolist() == [1.0, 2.0]
         assert np.asarray(found["tokens"]).tolist() == columns["tokens"][row].as_py()
+    frame = pytest.importorskip("pandas").DataFrame({"row": [0, 1, 2], "b": [0.5, 1.5, 2.5]}, index=[2, 1, 0])
+    buffer = ReplayBuffer(made(kind, 10, tmp_path))
+    for table in (frame, pa.table({"row": [0, 1]})):
+        assert_raises(SchemaError, r"rows: expected an array, found (DataFrame|Table); .* is a", buffer.extend, table)
+    buffer.extend({name: frame[name] for name in frame})
+    assert [buffer[row]["row"] for row in range(3)] == [0, 1, 2]
 
 
 def test_a_text_of_pyarrow_is_no_array_of_its_bytes_and_an_index_has_no_nulls() -> None:
@@ -357,16 +347,6 @@ def test_a_text_of_pyarrow_is_no_array_of_its_bytes_and_an_index_has_no_nulls() 
     for index in (np.ma.masked_array([0, 1], [False, True]), pa.array([0, None])):
         with pytest.raises(IndexError, match=r"index: expected a value, found a (masked value|null)"):
             buffer[index]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_columns_of_pandas_are_indexed_by_places_and_tables_have_their_remedy(kind: str, tmp_path: Path) -> None:
-    frame = pytest.importorskip("pandas").DataFrame({"row": [0, 1, 2], "b": [0.5, 1.5, 2.5]}, index=[2, 1, 0])
-    buffer = ReplayBuffer(made(kind, 10, tmp_path))
-    for table in (frame, pa.table({"row": [0, 1]})):
-        assert_raises(SchemaError, r"rows: expected an array, found (DataFrame|Table); .* is a", buffer.extend, table)
-    buffer.extend({name: frame[name] for name in frame})
-    assert [buffer[row]["row"] for row in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -401,7 +381,7 @@ def test_text_bytes_and_times_arrive_in_a_store(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_transform_makes_data_of_what_a_mask_hides(kind: str, tmp_path: Path) -> None:
+def test_no_transform_makes_data_of_what_a_mask_hides_and_a_name_is_no_list_of_names(kind: str, tmp_path: Path) -> None:
     images = np.ma.masked_array(np.zeros((2, 4, 4), np.uint8), np.eye(4)[None].repeat(2, 0))
     buffer = ReplayBuffer(made(kind, 10, tmp_path), transform=Compress("x", shape=(4, 4)))
     for write in (
@@ -412,3 +392,8 @@ def test_no_transform_makes_data_of_what_a_mask_hides(kind: str, tmp_path: Path)
     ):
         assert_raises(DataError, "expected a value, found a masked value", write)
     assert len(buffer) == 0
+    with pytest.raises(ConfigError, match=r"ragged: expected a list of names, found 'tokens'; write \['tokens'\]"):
+        made(kind, 9, tmp_path, ragged="tokens")
+    for option in ("action", "outcome", "keep"):
+        with pytest.raises(ConfigError, match=rf"NextView: {option}: expected a list of names, found 'task'"):
+            NextView(**{option: "task"})

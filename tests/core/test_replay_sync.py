@@ -61,7 +61,7 @@ def restarted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_byte_is_an_error_that_names_the_file(kind: str, tmp_path: Path) -> None:
+def test_a_row_in_the_place_of_another_or_damaged_is_an_error_that_names_the_file(kind: str, tmp_path: Path) -> None:
     rows, good = KINDS[kind], tmp_path / "good"
     storage = MemmapStorage(40, good)
     for first in range(0, 70, 10):  # the ring comes round
@@ -85,11 +85,20 @@ def test_a_damaged_byte_is_an_error_that_names_the_file(kind: str, tmp_path: Pat
                 storage.verify()
             except StateError as error:
                 messages.append((str(error), path.name))
-                assert_raises(StateError, "damaged", storage.verify)
+                assert_raises(StateError, "to match its checksum|found damage", storage.verify)
             shutil.rmtree(bad)
     assert len(messages) > 10
     for message, name in messages:
         assert message.startswith(f"{bad / name}: expected row" if "sums" not in name else f"{bad}"), message
+    storage = MemmapStorage(40, tmp_path / "m")
+    storage.append(KINDS[kind](0, 40))
+    storage.close()
+    for path in (tmp_path / "m").glob("*-*"):
+        if path.name.startswith(("rows", "sums")):
+            content = path.read_bytes()
+            size = len(content) // 40
+            path.write_bytes(content[:size] * 2 + content[2 * size :])
+    assert_raises(StateError, "expected row 1 to match its checksum", MemmapStorage(None, tmp_path / "m").verify)
 
 
 def test_a_row_in_the_place_of_another_is_an_error(tmp_path: Path) -> None:
@@ -107,19 +116,6 @@ def test_a_row_in_the_place_of_another_is_an_error(tmp_path: Path) -> None:
     storage.put(np.array([1]), small(7, 1))  # which replaces what is damaged
     assert storage.read("number", slice(0, 4)).tolist() == [0, 7, 2, 3]
     storage.verify()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_with_its_checksum_in_the_place_of_another_is_an_error(kind: str, tmp_path: Path) -> None:
-    storage = MemmapStorage(40, tmp_path / "m")
-    storage.append(KINDS[kind](0, 40))
-    storage.close()
-    for path in (tmp_path / "m").glob("*-*"):
-        if path.name.startswith(("rows", "sums")):
-            content = path.read_bytes()
-            size = len(content) // 40
-            path.write_bytes(content[:size] * 2 + content[2 * size :])
-    assert_raises(StateError, "expected row 1 to match its checksum", MemmapStorage(None, tmp_path / "m").verify)
 
 
 @pytest.mark.parametrize("kind", KINDS)
