@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, Field, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import ForkError, MouseError, RowIndexError, StorageError
@@ -408,6 +410,54 @@ def test_the_best_rows_are_kept() -> None:
         ReplayBuffer(ArrayStorage(4), None, MaxValueWriter("r"), NextView())
 
 
+@given(
+    writes=st.lists(
+        st.tuples(
+            st.sampled_from(["append", "extend", "list", "put", "restore"]),
+            st.lists(st.integers(0, 4), min_size=1, max_size=12),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    capacity=st.integers(1, 9),
+    kind=st.sampled_from(["array", "list", "memmap"]),
+)
+def test_the_best_rows_are_those_of_a_loop(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, list[int]]], capacity: int, kind: str
+) -> None:
+    def made() -> ReplayBuffer:
+        kinds: dict[str, Any] = {"array": ArrayStorage, "list": ListStorage}
+        storage = kinds.get(kind, lambda capacity: MemmapStorage(capacity, tmp_path_factory.mktemp("best")))
+        return ReplayBuffer(storage(capacity), writer=MaxValueWriter("rank"))
+
+    buffer, rows, written = made(), list[tuple[int, int]](), 0
+    for what, ranks in writes:
+        given = [
+            (rank, written + place) for place, rank in enumerate(ranks[: 1 if what in ("append", "put") else None])
+        ]
+        written += len(given)
+        many = [{"rank": np.float32(rank), "row": np.int64(number)} for rank, number in given]
+        if what == "restore":
+            before, buffer = buffer, made()
+            buffer.load_state_dict(before.state_dict())
+        if what == "put":
+            if rows:
+                slot = written % len(rows)
+                rows[slot], buffer[slot] = given[0], many[0]
+            continue
+        slots = []
+        for one in given:
+            slot = len(rows) if len(rows) < capacity else min(range(capacity), key=lambda slot: (rows[slot][0], -slot))
+            kept = slot == len(rows) or one[0] > rows[slot][0]
+            rows[slot : slot + 1] = [one] if kept else rows[slot : slot + 1]
+            slots.append(slot if kept else -1)
+        expected = [slot if slot >= 0 and rows[slot] == one else -1 for slot, one in zip(slots, given, strict=True)]
+        arrays = {name: np.stack([row[name] for row in many]) for name in many[0]}
+        found = [buffer.append(many[0])] if what == "append" else buffer.extend(many if what == "list" else arrays)
+        assert list(found) == expected
+        assert [(int(row["rank"]), int(row["row"])) for row in map(buffer.__getitem__, range(len(buffer)))] == rows
+
+
 @pytest.mark.parametrize(("reduction", "kept"), [("sum", 1), ("mean", 1), ("max", 0), ("min", 1), ("median", 2)])
 def test_ranks_of_whole_trajectories(reduction: str, kept: int) -> None:
     rewards = np.array([[0.0, 0, 9], [4, 4, 4], [0, 5, 5.5]])
@@ -601,7 +651,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
         assert path.read_bytes() == good
         assert list(tmp_path.iterdir()) == [path]
     assert_raises(StorageError, "cannot write or read", buffer.dumps, tmp_path / "nowhere" / "saved")
-    assert_raises(StorageError, "cannot write or read", buffer.loads, tmp_path / "nothing")
+    assert_raises(StorageError, "cannot be read", buffer.loads, tmp_path / "nothing")
 
 
 def _no_space(*arguments: Any) -> None:
