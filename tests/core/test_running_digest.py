@@ -182,6 +182,23 @@ def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
         assert sum((run(shard, 9) for shard in shards), StreamDigest()) == expected
 
 
+AROUND: dict[str, Any] = {"windows": {"reward": [-1, 0, 1]}, "boundary": "episode"}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}, AROUND, AROUND | {"sequence_length": None}]
+)
+def test_what_fills_up_uneven_shards_does_not_count(more: dict[str, Any]) -> None:
+    store = example_store(8 * (12 + 6))
+    options: dict[str, Any] = {"sequence_length": 8, "batch_size": 12, "sampling": "sequential", "digest": True}
+    options |= {"drop_last": False} | more
+    whole = run(PrefetchBatchifier(store, **options), 3)
+    assert more or whole.windows == 12 + 6 + 12
+    for count in (1, 2, 5):
+        shards = [PrefetchBatchifier(store, shard=(rank, count), uneven="pad", **options) for rank in range(count)]
+        assert sum((run(shard, 3) for shard in shards), StreamDigest()) == whole
+
+
 def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
     store = example_store()
 
