@@ -18,8 +18,10 @@ from mouse_core.errors import StoreWarning
 from mouse_core.files import locking
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.log import Log, MappedLog, note_path, read_log, read_mapped_log
+from mouse_core.files.writing import sync_folders
 from mouse_core.store.disk.tail import TailFile
 from tests.core.killing import forked
+from tests.core.power_cut import Disk
 
 FIRST, HEAD = 24, 24
 
@@ -207,6 +209,27 @@ def test_rewritten_records_are_acknowledged(tmp_path: Path) -> None:
         read_log(path)
     path.write_bytes(whole)
     assert read_log(path) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_sync_brings_records_to_the_disk(is_mapped: bool, tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root, by_page=is_mapped)
+    with disk.watched():
+        log = MappedLog(root / "log") if is_mapped else Log(root / "log")
+        sync_folders([root])
+        for record in (b"first", b"second" * 999):
+            if isinstance(log, MappedLog):
+                log.append(record)
+                log.sync()
+            else:
+                log.append(record, sync=True)
+            disk.promise(record)
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        if moment.promised:
+            found = (read_mapped_log if is_mapped else read_log)(machine / "log")
+            assert found[: len(moment.promised)] == moment.promised, moment.change
 
 
 def test_descriptors_that_an_interrupt_kept_from_opening_close_in_silence() -> None:

@@ -1,12 +1,13 @@
 """What was promised is there after a power cut at any moment, and nothing that is there is torn.
 
-``tests.simulate`` cuts the power of stores, mapped rows, rollouts and logs.
+``tests.simulate`` cuts the power of stores and mapped rows.
 """
 
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mouse_core.formats import RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.ted import write_ted
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
-from tests.core import golden
+from tests.core import golden, groups_crash
 from tests.core.power_cut import Disk
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="files are told by their descriptors")
@@ -142,6 +143,15 @@ def test_checkpoints(disk: Disk, tmp_path: Path) -> None:
         assert order.index(len(buffer)) in (at_least, at_least + 1), moment.change
         buffer.dumps(machine / "saved")
         assert os.listdir(machine) == ["saved"], f"{moment.change}: what was left over is removed"
+
+
+def test_rollouts(disk: Disk, tmp_path: Path) -> None:
+    with disk.watched(), groups_crash.opened(disk.root / "runs", sync=True) as buffer:
+        for what, given in islice(groups_crash.script(), 5):
+            disk.promise((what, groups_crash.act(buffer, what, given)))
+    assert {what for what, _ in disk.moments[-1].promised} == {"add", "batch", "flush"}
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        groups_crash.check(machine / "runs", moment.promised)
 
 
 @pytest.fixture(scope="module")
