@@ -19,10 +19,18 @@ def lerobot_dataset() -> Any:
     Raises:
         ImportError: It is not.
     """
-    import torch
-
     if find_spec("lerobot") is None:
         raise ImportError("LeRobot is not installed: make test-lerobot")
+    load_torchvision()
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    return LeRobotDataset
+
+
+def load_torchvision() -> None:
+    """Import torchvision, also where its wheel needs CUDA and torch has none."""
+    import torch
+
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
@@ -30,12 +38,9 @@ def lerobot_dataset() -> Any:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        lerobot_dataset.kept = library  # type: ignore[attr-defined]
+        load_torchvision.kept = library  # type: ignore[attr-defined]
         for name in [one for one in sys.modules if one.startswith("torchvision")]:
             del sys.modules[name]
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
-
-    return LeRobotDataset
 
 
 def link_ffmpeg(folder: Path) -> None:
