@@ -161,7 +161,8 @@ class Fields(BufferModule):
             yield key, self.rows[key].seen(memory)
 
     def _each(self) -> Iterator[tuple[FieldKey, Any]]:
-        yield from zip(self.rows, self._buffers.values(), strict=True)
+        # No generator: torch 2.14 cannot compile ``yield from`` on Python 3.12.
+        return zip(self.rows, self._buffers.values(), strict=True)
 
     def taken(self, slots: Any) -> Any:
         """Return the rows in ``slots``, nested like rows, ``[*slots.shape, ...]``.
