@@ -416,7 +416,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # Peers that benchmarks leave out where they are not installed.
-LEFT_OUT_PEERS = {"lance", "streaming"}
+LEFT_OUT_PEERS = {"lance", "litdata", "streaming"}
 
 
 def installed_by(*requirements: str) -> set[str]:
