@@ -5,6 +5,7 @@ from collections import namedtuple
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 import mouse_core.replay as core
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import flatten
+from mouse_core.nested import flatten, map_tree
 from mouse_core.replay import (
     ArrayStorage,
     ListStorage,
@@ -84,38 +85,6 @@ def test_batches_have_their_size_and_their_device(kind: str) -> None:
         assert batch.device == (torch.device("cuda", 0) if device else None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_any_kind_can_be_written(kind: str) -> None:
-    buffer = ReplayBuffer(storage_of(kind), device="cuda" if kind == "cuda" else None)
-    whole = rows(4)
-    one = {**whole, "obs": {name: values[3] for name, values in whole["obs"].items()}}
-    one |= {name: whole[name][3] for name in ("action", "reward", "done")}
-    assert buffer.extend(as_td(whole, [4])).tolist() == [0, 1, 2, 3]
-    assert buffer.append(as_td(one, [])) == 4
-    assert buffer.append(tensors(one)) == 5
-    assert buffer.append(one) == 6
-    assert buffer.append({**one, "reward": float(one["reward"]), "action": int(one["action"])}) == 7
-    assert buffer.extend([as_td(one, []), as_td(one, [])]).tolist() == [8, 9]
-    if kind != "cuda":
-        assert buffer.extend([one, one]).tolist() == [10, 11]
-    for number in range(3, len(buffer)):
-        found = buffer[number]
-        assert found.batch_size == torch.Size([])
-        assert_batch(found, {**one, "obs": {name: np.asarray(v) for name, v in one["obs"].items()}})
-    assert buffer[2:5].batch_size == torch.Size([3])
-    assert buffer[torch.tensor([[0, 1], [2, 3]])].batch_size == torch.Size([2, 2])
-    buffer[1] = as_td(one, [])
-    buffer[torch.tensor([0, 2])] = as_td(
-        {"obs": whole["obs"], **{n: whole[n] for n in ("action", "reward", "done")}}, [4]
-    )[:2]
-    square = torch.tensor([[3, 4], [5, 6]])
-    buffer[square] = as_td(whole, [4]).reshape(2, 2)
-    assert_batch(buffer[3:7], whole)
-    assert buffer[1]["reward"] == one["reward"]
-    assert buffer[2]["reward"] == whole["reward"][1]
-    assert len(buffer) in (10, 12)
-
-
 def np_tree(found: TensorDict) -> dict[str, Any]:
     def convert(node: Any) -> Any:
         return {k: convert(v) for k, v in node.items()} if isinstance(node, dict) else node.cpu().numpy()
@@ -123,14 +92,53 @@ def np_tree(found: TensorDict) -> dict[str, Any]:
     return convert(found.to_dict())
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "core", "memmap"])
+def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
+    buffer = ReplayBuffer(TensorStorage(8), PrioritizedSampler(), batch_size=4)
+    buffer.extend(as_td(rows(11), [11]))
+    for other in (copy.deepcopy(buffer), ForkingPickler.loads(ForkingPickler.dumps(buffer))):
+        assert_batch(other[:], np_tree(buffer[:]))
+        other.extend(as_td(rows(3, 5), [3]))
+        assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
+        assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
+    with pytest.raises(ConfigError, match=r"use a MemmapStorage\(capacity, path\)"):
+        get_context("spawn").Process(target=print, args=(buffer,)).start()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_kind_can_be_written(kind: str) -> None:
+    buffer = ReplayBuffer(storage_of(kind), device="cuda" if kind == "cuda" else None)
+    whole = rows(4)
+    one: dict[str, Any] = map_tree(itemgetter(3), whole)
+    assert buffer.extend(as_td(whole, [4])).tolist() == [0, 1, 2, 3]
+    given = (as_td(one, []), tensors(one), one, one | {"reward": float(one["reward"]), "action": int(one["action"])})
+    assert [int(buffer.append(row)) for row in given] == [4, 5, 6, 7]
+    assert buffer.extend([as_td(one, []), as_td(one, [])]).tolist() == [8, 9]
+    if kind != "cuda":
+        assert buffer.extend([one, one]).tolist() == [10, 11]
+    for number in range(3, len(buffer)):
+        found = buffer[number]
+        assert found.batch_size == torch.Size([])
+        assert_batch(found, map_tree(np.asarray, one))
+    assert buffer[2:5].batch_size == torch.Size([3])
+    assert buffer[torch.tensor([[0, 1], [2, 3]])].batch_size == torch.Size([2, 2])
+    buffer[1] = as_td(one, [])
+    buffer[torch.tensor([0, 2])] = as_td(whole, [4])[:2]
+    buffer[torch.tensor([[3, 4], [5, 6]])] = as_td(whole, [4]).reshape(2, 2)
+    assert_batch(buffer[3:7], whole)
+    assert buffer[1]["reward"] == one["reward"]
+    assert buffer[2]["reward"] == whole["reward"][1]
+
+
+TIMES = [([20, 3], ["time", None]), ([2, 20, 3], [None, "time", None]), ([20], ["time"])]
+
+
 @pytest.mark.parametrize(
-    ("size", "names"),
+    ("kind", "size", "names"),
+    # The first is what TorchRL's collectors give.
     [
-        ([3, 20], [None, "time"]),  # what TorchRL's collectors give
-        ([20, 3], ["time", None]),
-        ([2, 20, 3], [None, "time", None]),
-        ([20], ["time"]),
+        *(("array", *size) for size in TIMES),
+        *((kind, [3, 20], [None, "time"]) for kind in ("array", "tensor", "core", "memmap")),
+        pytest.param("cuda", *TIMES[1], marks=pytest.mark.cuda),
     ],
 )
 def test_an_axis_that_is_called_time_is_time(
@@ -163,66 +171,26 @@ def test_an_axis_that_is_called_time_is_time(
     assert len(buffer) == step.numel()
 
 
-def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
-    buffer = ReplayBuffer(TensorStorage(8), PrioritizedSampler(), batch_size=4)
-    buffer.extend(as_td(rows(11), [11]))
-    for other in (copy.deepcopy(buffer), ForkingPickler.loads(ForkingPickler.dumps(buffer))):
-        assert_batch(other[:], np_tree(buffer[:]))
-        other.extend(as_td(rows(3, 5), [3]))
-        assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
-        assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
-    with pytest.raises(ConfigError, match=r"use a MemmapStorage\(capacity, path\)"):
-        get_context("spawn").Process(target=print, args=(buffer,)).start()
-
-
 def test_objects_tuples_and_text() -> None:
-    buffer = ReplayBuffer(core.ListStorage(10), batch_size=5)
+    buffer = ReplayBuffer(ListStorage(10), batch_size=5)
     buffer.extend(["a", "b", "c"])
     found = buffer.sample()
     assert [found["data"][place] for place in range(5)] == ["abc"[i] for i in found["index"].tolist()]
     pair = namedtuple("pair", "obs reward")
-    buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
-    buffer.extend(pair(torch.ones(3, 2), torch.zeros(3)))
-    assert flatten(buffer.sample()["data"].to_dict()).keys() == {"obs", "reward"}
-    buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
-    buffer.extend((torch.ones(3, 2), [torch.zeros(3), torch.ones(3)]))
-    assert buffer.sample()["data"].to_dict(convert_tensors=True).keys() == {"0", "1"}
+    given = (pair(torch.ones(3, 2), torch.zeros(3)), (torch.ones(3, 2), [torch.zeros(3), torch.ones(3)]))
+    for rows, names in zip(given, ({"obs", "reward"}, {"0", "1"}), strict=True):
+        buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
+        buffer.extend(rows)
+        assert {*buffer.sample()["data"].keys()} == names
     assert buffer[0]["0"].tolist() == [1, 1]
     named = ReplayBuffer(ArrayStorage(10), batch_size=3)
     named.extend({"name": np.array(["x", "yy"]), "value": torch.zeros(2)})
-    found = named.sample()
-    assert found["name"][0] in ("x", "yy")
-
-
-def test_tensor_storage_says_what_it_holds() -> None:
-    storage = TensorStorage(8)
-    buffer = ReplayBuffer(storage)
-    buffer.extend(as_td(rows(5), [5]))
-    with pytest.raises(MissingFieldError, match="expected a field 'nothing'"):
-        storage.read("nothing", slice(0, 1))
-    assert storage.nbytes == 8 * (12 + 8 + 8 + 8 + 1)
-    assert "5 of 8 rows" in repr(storage)
-    with pytest.raises(ConfigError, match="at least 9, one row for each environment, found 8"):
-        ReplayBuffer(TensorStorage(8, ndim=2)).append(as_td(rows(9), [9]))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-def test_cuda_where_there_is_none() -> None:
-    for make in (
-        lambda: ReplayBuffer(device="cuda"),
-        lambda: TensorStorage(3, device="cuda"),
-        lambda: ReplayBufferEnsemble(ReplayBuffer(), device="cuda"),
-    ):
-        with pytest.raises(ConfigError, match="CUDA is not available"):
-            make()
-    with pytest.raises(ConfigError, match="expected a torch device"):
-        ReplayBuffer(device="gpu")
+    assert named.sample()["name"][0] in ("x", "yy")
 
 
 @pytest.mark.cuda
-def test_an_array_storage_moves_to_the_device() -> None:
-    full = ArrayStorage(arrays=rows(20))
-    buffer = ReplayBuffer(full, batch_size=4, device="cuda")
+def test_other_storages_move_to_the_device() -> None:
+    buffer = ReplayBuffer(ArrayStorage(arrays=rows(20)), batch_size=4, device="cuda")
     assert isinstance(buffer.storage, TensorStorage)
     assert buffer.storage.device.type == "cuda"
     assert len(buffer) == 20
@@ -232,13 +200,9 @@ def test_an_array_storage_moves_to_the_device() -> None:
         ReplayBuffer(ArrayStorage(3), writer=core.MaxValueWriter("reward"), device="cuda")
     with pytest.raises(ConfigError, match="the device of the storage"):
         ReplayBuffer(TensorStorage(3, device="cuda"))
-
-
-@pytest.mark.cuda
-def test_rows_of_other_storages_are_moved_to_the_device() -> None:
-    buffer = ReplayBuffer(core.ListStorage(10), batch_size=4, device="cuda")
-    buffer.extend([as_td({"x": np.ones(2, np.float32)}, []) for _ in range(3)])
-    assert buffer.sample()["x"].is_cuda
+    listed = ReplayBuffer(ListStorage(10), batch_size=4, device="cuda")
+    listed.extend([as_td({"x": np.ones(2, np.float32)}, []) for _ in range(3)])
+    assert listed.sample()["x"].is_cuda
 
 
 class TestTensorStorage(StorageConformance):
@@ -277,7 +241,7 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
         return made(*size, **options)
 
     monkeypatch.setattr(torch, "empty", empty)
-    buffer, other = (ReplayBuffer(core.ArrayStorage(64), batch_size=8, seed=4) for _ in range(2))
+    buffer, other = (ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4) for _ in range(2))
     for member in (buffer, other):
         member.extend({**rows(30), "name": np.array(["a", "b", "c"] * 10)})
     source = BufferSource(buffer, None, 1)
@@ -296,7 +260,7 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prefetching_to_the_device(kind: str, workers: int) -> None:
     """The same batches, however they come there, while the consumer's stream is busy."""
-    storage = core.ListStorage(64) if kind == "list" else storage_of(kind)
+    storage = ListStorage(64) if kind == "list" else storage_of(kind)
     buffer = ReplayBuffer(storage, batch_size=8, seed=4, device="cuda" if kind == "cuda" else None)
     other = core.ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4)
     for member in (buffer, other):
@@ -335,16 +299,29 @@ class Answer:
     text: str
 
 
-@pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
-def test_a_text_of_a_tensorclass_is_that_of_all_its_rows(make: Any) -> None:
-    buffer = ReplayBuffer(make(10))
-    buffer.extend(Answer(score=torch.zeros(2), text="one", batch_size=[2]))
-    buffer.append(Answer(score=torch.zeros(()), text="two", batch_size=[]))
-    assert [buffer[i]["text"] for i in range(3)] == ["one", "one", "two"]
+@tensorclass
+class Row:
+    x: torch.Tensor
+    answer: Answer
+
+
+def row_of(*lead: int, text: str = "one") -> Any:
+    answer = Answer(score=torch.zeros(lead), text=text, batch_size=lead)
+    return Row(x=torch.ones(*lead, 2), answer=answer, batch_size=lead)
 
 
 @pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
-def test_a_lazy_stack_of_rows_that_differ_in_length_is_written(make: Any) -> None:
+def test_tensorclasses_and_lazy_stacks_are_rows(make: Any) -> None:
+    """The text of a tensorclass is the text of all its rows; rows of a lazy stack may differ in length."""
+    buffer = ReplayBuffer(make(10), batch_size=2)
+    assert buffer.append(row_of()) == 0
+    assert buffer.extend(row_of(2)).tolist() == [1, 2]
+    assert buffer.extend([row_of(), row_of(text="two")]).tolist() == [3, 4]
+    assert [buffer[i]["answer", "text"] for i in range(5)] == ["one"] * 4 + ["two"]
+    buffer[1] = row_of().replace(x=torch.full((2,), 7.0))
+    assert buffer[1]["x"].tolist() == [7, 7]
+    assert float(buffer[1]["answer", "score"]) == 0
+    assert buffer.sample()["x"].shape == (2, 2)
     rows = [TensorDict({"obs": torch.rand(n, 2), "next": {"reward": torch.ones(1)}}) for n in (4, 3)]
     buffer = ReplayBuffer(make(10))
     buffer.extend(LazyStackedTensorDict(*rows, stack_dim=0))
@@ -356,8 +333,9 @@ def test_a_lazy_stack_of_rows_that_differ_in_length_is_written(make: Any) -> Non
     assert len(buffer) == 2
 
 
-def test_all_rows_of_tensors_get_a_new_field() -> None:
-    buffer = ReplayBuffer(TensorStorage(6), batch_size=4, generations=True)
+def test_rows_of_tensors_get_a_new_field_and_are_named_where_they_do_not_fit() -> None:
+    storage = TensorStorage(6)
+    buffer = ReplayBuffer(storage, batch_size=4)
     buffer.extend(TensorDict({"row": torch.arange(8), "note": [str(row) for row in range(8)]}, [8]))
     found = buffer[:]
     with pytest.raises(SchemaError, match="value"):
@@ -370,15 +348,17 @@ def test_all_rows_of_tensors_get_a_new_field() -> None:
     batch = buffer.sample(30)
     assert (batch["value"] == batch["row"] * 0.5).all()
     assert list(batch["note"]) == [str(row) for row in batch["row"].tolist()]
-    index = torch.arange(6)
-    generation = buffer.generation_of(batch["index"])
-    assert (generation != batch["generation"] + 1).equal(torch.ones(30, dtype=torch.bool))  # beside batches, as tensors
-    updated = buffer.update_if_present(index, buffer.generation_of(index), {"value": torch.zeros(6)})
-    assert updated.equal(torch.ones(6, dtype=torch.bool))
-    assert not buffer[:]["value"].any()
     again = ReplayBuffer(TensorStorage(6))
     again.load_state_dict(buffer.state_dict())
     assert again[:]["row"].equal(buffer[:]["row"])
+    with pytest.raises(MissingFieldError, match="expected a field 'nothing'"):
+        storage.read("nothing", slice(0, 1))
+    assert "6 of 6 rows" in repr(storage)
+    full = TensorStorage(8)
+    ReplayBuffer(full).extend(as_td(rows(5), [5]))
+    assert full.nbytes == 8 * (12 + 8 + 8 + 8 + 1)
+    with pytest.raises(ConfigError, match="at least 9, one row for each environment, found 8"):
+        ReplayBuffer(TensorStorage(8, ndim=2)).append(as_td(rows(9), [9]))
 
 
 @pytest.mark.slow
