@@ -41,30 +41,34 @@ class TestJaxReplay(InJax, ReplayAdapterConformance):
 class Kept:
     """The pure functions of rollouts, with the state kept between calls."""
 
-    def __init__(self, num_envs: int, num_transitions_per_env: int, fields: Any, seed: int) -> None:
-        self._rollout = rollout_storage.init(num_envs, num_transitions_per_env, fields, seed)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.rollout = rollout_storage.init(*arguments, **options)
 
     def __getitem__(self, name: str) -> jax.Array:
-        return self._rollout[name]
+        return self.rollout[name]
+
+    @property
+    def hidden_states(self) -> Any:
+        return self.rollout.hidden_states
 
     def add_transitions(self, transition: Any) -> None:
-        self._rollout = rollout_storage.append(self._rollout, transition)
+        self.rollout = rollout_storage.append(self.rollout, transition)
 
     def compute_returns(self, last_values: Any, gamma: float, lam: float, *arguments: Any, **options: Any) -> None:
-        self._rollout = rollout_storage.compute_returns(self._rollout, last_values, gamma, lam, *arguments, **options)
+        self.rollout = rollout_storage.compute_returns(self.rollout, last_values, gamma, lam, *arguments, **options)
 
     def get_statistics(self) -> Any:
-        return rollout_storage.get_statistics(self._rollout)
+        return rollout_storage.get_statistics(self.rollout)
 
     def clear(self) -> None:
-        self._rollout = rollout_storage.clear(self._rollout)
+        self.rollout = rollout_storage.clear(self.rollout)
 
     def mini_batch_generator(self, *arguments: Any, **options: Any) -> Iterator[Any]:
-        self._rollout, batches = rollout_storage.mini_batches(self._rollout, *arguments, **options)
+        self.rollout, batches = rollout_storage.mini_batches(self.rollout, *arguments, **options)
         return iter(batches)
 
     def recurrent_mini_batch_generator(self, *arguments: Any, **options: Any) -> Iterator[Any]:
-        self._rollout, batches = rollout_storage.recurrent_mini_batches(self._rollout, *arguments, **options)
+        self.rollout, batches = rollout_storage.recurrent_mini_batches(self.rollout, *arguments, **options)
         return iter(batches)
 
 

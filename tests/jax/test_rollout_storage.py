@@ -11,116 +11,31 @@ import pytest
 from mouse_core import ConfigError, DataError, MissingFieldError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.errors import RolloutError, RolloutFullError
-from mouse_core.randomness import Key, Purpose, as_integers
-from mouse_core.replay.device.arrays import DrawKey
 from mouse_core.rollouts import RolloutField, motion_mimic_fields
 from mouse_jax import returns, rollout_storage
-from mouse_jax.device.arrays import JAX
-from tests.core.rollout_cases import MOTION, motion_transition, random_case
+from tests import comparing
+from tests.core.rollout_cases import random_case
+from tests.parity.test_rollouts import AMP, ENVS, LAST, LAYOUT, STEPS, filled, hidden_states, transitions
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow
 
-STEPS, ENVS = 6, 5
-LAYOUT: dict[str, Any] = {**MOTION, "apply_dagger_actions": True, "rnd_state_shape": (6,)}
-
-
-def obs_state(obs: Any) -> Any:
-    return obs[..., :2] * 2.0
-
-
-def ref_state(reference: Any) -> Any:
-    return reference[0][..., 1:], reference[1]
-
-
-AMP = {"amp_obs_extractor": obs_state, "amp_ref_obs_extractor": ref_state}
-
-
-def hidden_states(random: np.random.Generator) -> Any:
-    def normal(*shape: int) -> np.ndarray:
-        return random.normal(size=shape).astype(np.float32)
-
-    return normal(2, ENVS, 3), (normal(ENVS, 2), normal(ENVS, 2))
-
-
-def transitions(seed: int = 0) -> list[dict[str, Any]]:
-    random = np.random.default_rng(seed)
-    made = (motion_transition(random, ENVS, apply_dagger_actions=True, rnd_state_shape=(6,)) for _ in range(STEPS))
-    return [{**dict(transition), "hidden_states": hidden_states(random)} for transition in made]
-
-
-def ends(storage: Any) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(1)
-    time_outs = np.asarray(storage["dones"]).astype(bool) & (random.random((STEPS, ENVS, 1)) < 0.5)
-    final_values = np.where(time_outs, random.normal(size=time_outs.shape), np.nan).astype(np.float32)
-    return {"time_outs": time_outs, "final_values": final_values}
-
-
-LAST = np.arange(ENVS, dtype=np.float32)
-
 
 def empty(seed: int = 3) -> rollout_storage.Rollout:
     states = hidden_states(np.random.default_rng(0))
-    fields = motion_mimic_fields("rl", **LAYOUT)
-    return rollout_storage.init(ENVS, STEPS, fields, seed, amp_cfg=AMP, hidden_states=states)
+    return rollout_storage.init(
+        ENVS, STEPS, motion_mimic_fields("rl", **LAYOUT), seed, amp_cfg=AMP, hidden_states=states
+    )
 
 
 @cache  # a value, that no function changes
-def full(*, jit: bool = False) -> rollout_storage.Rollout:
-    append: Any = jax.jit(rollout_storage.append, donate_argnums=0) if jit else rollout_storage.append
-    rollout = empty()
-    for transition in transitions():
-        rollout = append(rollout, transition)
-    compute: Any = rollout_storage.compute_returns
-    return (jax.jit(compute) if jit else compute)(rollout, LAST, 0.99, 0.95, **ends(rollout))
+def full() -> rollout_storage.Rollout:
+    return filled("jax").rollout
 
 
-def expected_storage() -> core.RolloutStorage:
-    storage = core.RolloutStorage.motion_mimic("rl", ENVS, STEPS, **LAYOUT, amp_cfg=AMP, seed=3)
-    for transition in transitions():
-        storage.add_transitions(transition)
-    storage.compute_returns(LAST, 0.99, 0.95, **ends(storage))
-    return storage
-
-
-def same(found: Any, expected: Any, where: str = "") -> None:
-    if isinstance(expected, tuple | list):
-        assert len(found) == len(expected)
-        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
-            same(one, other, f"{where}[{place}]")
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name, other in expected.items():
-            same(found[name], other, f"{where}.{name}")
-    elif expected is None:
-        assert found is None, where
-    else:
-        assert isinstance(found, jax.Array), where
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=where)
-
-
-def test_random_words_are_those_of_numpy() -> None:
-    bits = jax.jit(JAX.words, static_argnums=1)
-    for seed, number, n in ((0, 0, 1), (2**64 - 1, 7, 10), (12345678901234567890, 2**31 + 5, 101)):
-        key = DrawKey(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), jnp.uint32(number))
-        np.testing.assert_array_equal(bits(key, n), Key(seed, Purpose.REPLAY, number).bits(n))
-
-
-def test_integers_are_those_of_numpy() -> None:
-    """Also where a product in float64 is rounded up to the next integer, which words close below such a place are."""
-    random, differs = np.random.default_rng(0), 0
-    integers = jax.jit(JAX.integers)
-    for high in (1, 2, 7, 1000, 999_983, 2**30, 2**31 - 1):
-        near = [
-            min(int(k) * 2**53 // high + d, 2**53 - 1) for k in random.integers(1, high + 1, 50) for d in (-1, 0, 1)
-        ]
-        words = [*random.integers(0, 2**64, 100, np.uint64).tolist(), *(2**11 * m + 2047 for m in near), 0, 2**64 - 1]
-        drawn = np.array(words, np.uint64)
-        expected = as_integers((drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53, high)
-        with jax.enable_x64(True):
-            np.testing.assert_array_equal(integers(jnp.asarray(drawn), jnp.int32(high)), expected)
-        differs += sum(int(found) != (word >> 11) * high >> 53 for found, word in zip(expected, words, strict=True))
-    assert differs
+def same(found: Any, expected: Any) -> None:
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(found))
+    comparing.same(found, expected, close=1e-5)
 
 
 def test_orders_are_those_of_numpy() -> None:
@@ -128,16 +43,6 @@ def test_orders_are_those_of_numpy() -> None:
     for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 20_000)):
         rollout = rollout_storage.advance(rollout_storage.init(n, 1, {}, seed), epoch)
         np.testing.assert_array_equal(order(rollout), core.permutation(seed, epoch, n))
-
-
-def test_a_rollout_is_that_of_numpy() -> None:
-    storage, rollout = expected_storage(), full(jit=True)
-    for name in storage.spec:
-        same(rollout[name], storage[name], name)
-    same(rollout.hidden_states, storage.hidden_states)
-    statistics = jax.jit(rollout_storage.get_statistics)(rollout)
-    np.testing.assert_allclose(statistics, storage.get_statistics(), rtol=1e-5, atol=1e-6)
-    assert rollout.layout.spec.alignment == "outgoing"
 
 
 def test_mini_batches_under_jit() -> None:

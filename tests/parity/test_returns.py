@@ -17,8 +17,10 @@ from mouse_core import ConfigError, DataError, MouseError, SchemaError
 from mouse_core import rollouts as core
 from mouse_core.rollouts import RolloutField
 from mouse_jax import returns
+from tests.comparing import same
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import component, joined, random_case
+from tests.jax.test_conformance import Kept
 
 
 class Framework(NamedTuple):
@@ -43,12 +45,6 @@ def framework(request: pytest.FixtureRequest) -> Framework:
     return FRAMEWORKS[request.param]
 
 
-def same(found: Any, expected: Any, close: float, where: str = "") -> None:
-    one, other = (tree if isinstance(tree, tuple) else (tree,) for tree in (found, expected))
-    for leaf, wanted in zip(one, other, strict=True):
-        np.testing.assert_allclose(np.asarray(leaf), wanted, rtol=close, atol=close, err_msg=where)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), (24, 4), "objectives", "agents"])
 @pytest.mark.parametrize("of_core", [False, True])
@@ -71,45 +67,35 @@ def test_functions_agree_with_numpy(framework: Framework, shape: Any, of_core: b
         expected = getattr(core, name)(**given, **more, discount=0.99, **options)
         more = {key: framework.array(values) for key, values in more.items()}
         found = framework.compiled(partial(getattr(functions, name), **options))(**other, **more, discount=0.99)
-        same(found, expected, framework.close, name)
+        same(found, expected, close=framework.close)
         assert all(framework.dtype in str(leaf.dtype) for leaf in (found if isinstance(found, tuple) else (found,)))
     found = framework.compiled(functions.normalized)(theirs["rewards"])
-    same(found, core.normalized(case.rewards), framework.close)
+    same(found, core.normalized(case.rewards), close=framework.close)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
+STORAGES: dict[str, Any] = {"numpy": core.RolloutStorage, "torch": mouse_torch.RolloutStorage, "jax": Kept}
+
+
+@pytest.mark.parametrize("kind", STORAGES)
 def test_storages_of_vector_rewards(kind: str) -> None:
     """Each component of rewards and values has the returns and advantages of a storage of its own."""
     case = joined([random_case(seed, 6, 4, dtype="float32") for seed in range(3)], shared=True)
     options: Any = {"num_envs": 4, "num_transitions_per_env": 6, "fields": {"values": (3,), "rewards": (3,)}}
     rows = [{name: getattr(case, name)[row] for name in ("rewards", "dones", "values")} for row in range(6)]
     ends = {"time_outs": case.time_outs, "final_values": case.final_values}
-    found: Any
-    if kind == "jax":
-        found = mouse_jax.rollout_storage.init(**options)
-        for row in rows:
-            found = mouse_jax.rollout_storage.append(found, row)
-        found = jax.jit(mouse_jax.rollout_storage.compute_returns)(found, case.last_values, 0.9, 0.8, **ends)
-        _, mean = mouse_jax.rollout_storage.get_statistics(found)
-        batch = next(iter(mouse_jax.rollout_storage.mini_batches(found, 2, 1)[1]))
-    else:
-        kinds: Any = {
-            "numpy": core.RolloutStorage,
-            "torch": mouse_torch.RolloutStorage,
-        }
-        found = kinds[kind](**options)
-        for row in rows:
-            found.add_transitions(row)
-        found.compute_returns(case.last_values, 0.9, 0.8, **ends)
-        _, mean = found.get_statistics()
-        batch = next(found.mini_batch_generator(2, 1))
-    same(mean, case.rewards.mean((0, 1)), 1e-5)
+    found: Any = STORAGES[kind](**options)
+    for row in rows:
+        found.add_transitions(row)
+    found.compute_returns(case.last_values, 0.9, 0.8, **ends)
+    _, mean = found.get_statistics()
+    batch = next(iter(found.mini_batch_generator(2, 1)))
+    same(mean, case.rewards.mean((0, 1)), close=1e-5)
     assert tuple(batch["advantages"].shape) == tuple(batch["returns"].shape) == (12, 3)
     for number in range(3):
         advantages = oracle.gae(component(case, number), 0.9, 0.8)
-        same(found["returns"][..., [number]], advantages + case.values[..., [number]], 1e-4)
+        same(found["returns"][..., [number]], advantages + case.values[..., [number]], close=1e-4)
         normal = (advantages - advantages.mean()) / advantages.std(ddof=1)
-        same(found["advantages"][..., [number]], normal, 1e-4)
+        same(found["advantages"][..., [number]], normal, close=1e-4)
     if kind != "jax":
         for shape in ((6, 4), (6, 4, 1)):
             outs = {**ends, "time_outs": case.time_outs.reshape(shape)}
@@ -132,12 +118,6 @@ def test_split_and_pad(framework: Framework) -> None:
     np.testing.assert_array_equal(np.asarray(back(padded, found)), values)
 
 
-def storages() -> dict[str, Callable[[Any], Any]]:
-    fields = {"actions": RolloutField((), "uint8")}
-    storage, rollout = mouse_torch.RolloutStorage(2, 2, fields), mouse_jax.rollout_storage.init(2, 2, fields)
-    return {"torch": storage.add_transitions, "jax": partial(mouse_jax.rollout_storage.append, rollout)}
-
-
 @pytest.mark.parametrize("name", ["torch", "jax"])
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
@@ -148,13 +128,14 @@ def storages() -> dict[str, Callable[[Any], Any]]:
     ],
 )
 def test_rows_that_do_not_fit_are_refused(name: str, change: Any, kind: type[MouseError], message: str) -> None:
+    storage = STORAGES[name](2, 2, {"actions": RolloutField((), "uint8")})
     good = {"rewards": [1.0, 1.0], "dones": [0, 0], "actions": [1, 2]}
     row = {
         field: FRAMEWORKS[name].array(np.array(values, np.float32 if np.array(values).dtype.kind == "f" else np.int32))
         for field, values in (good | change).items()
     }
     with pytest.raises(kind, match=message):
-        storages()[name](row)
+        storage.add_transitions(row)
 
 
 #: Values, the mask if there is one, and the mean: of what is masked, not even NaN counts, and of nothing it is 0.

@@ -19,7 +19,7 @@ import torch
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import BatchSource, DatasetStore, Map, rollouts, text
+from mouse_core import BatchSource, DatasetStore, Map, text
 from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, RandomShift
 from mouse_core.digest import StreamDigest
 from mouse_core.mixtures import Mixture
@@ -29,7 +29,6 @@ from mouse_core.store import Store
 from mouse_core.store.derived import DerivedStore, IsFirst, NStepDiscount, NStepReturn, Previous, Return, TimeToEnd
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_core.text import chat
-from mouse_jax import rollout_storage
 from tests.core import chat_cases, text_cases
 from tests.core import test_augment_by_field as by_field
 from tests.core import test_augment_cameras as cameras
@@ -335,57 +334,6 @@ def test_narrow_floats_are_digested_as_the_same_numbers_in_all_frameworks(name: 
         assert StreamDigest.of(3, {"x": batch}) == StreamDigest.of(3, {"x": values}), package
         with pytest.raises(TypeError):
             stream_digest([{"x": batch}], 1)
-
-
-def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() -> None:
-    """What comes from no loader is digested by one line, and is the same in every framework."""
-    samples, mini_batches = [], []
-    for package, kind in (
-        (None, rollouts.RolloutStorage),
-        (mouse_torch, mouse_torch.RolloutStorage),
-        (mouse_jax, None),
-    ):
-        buffer = (ReplayBuffer if package is None else package.ReplayBuffer)(ArrayStorage(50), batch_size=6, seed=3)
-        buffer.extend({"reward": np.arange(40, dtype=np.float32), "next": {"done": np.arange(40) % 2 == 0}})
-        digests = [StreamDigest.of(index, buffer.sample()) for index in range(4)]
-        samples.append(sum(digests, StreamDigest()))
-        if kind is None:  # JAX has functions, whose mini-batches its own tests compare
-            continue
-        storage = kind(4, 6, {"observations": (3,), "actions": (2,), "values": ()}, seed=1)
-        for step in range(6):
-            row = {"observations": np.full((4, 3), step, np.float32), "actions": np.full((4, 2), step, np.float32)}
-            storage.add_transitions(
-                {**row, "rewards": np.ones(4, np.float32), "dones": np.zeros(4, bool), "values": np.ones(4)}
-            )
-        storage.compute_returns(np.zeros(4), gamma=0.5, lam=0.5)
-        found = [*storage.mini_batch_generator(3, 2), *storage.recurrent_mini_batch_generator(2, 1)]
-        mini_batches.append(sum((one.digest(index) for index, one in enumerate(found)), StreamDigest()))
-    assert samples[0] == samples[1] == samples[2]
-    assert samples[0].windows == 24
-    assert mini_batches[0] == mini_batches[1]
-    assert len({*samples, *mini_batches}) == 2
-
-
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_mini_batches_of_pure_functions_have_the_digests_of_a_storage(recurrent: bool) -> None:
-    """A mini-batch of JAX's functions has the digest of a storage's mini-batch."""
-    storage = rollouts.RolloutStorage(4, 6, {"observations": (3,)}, seed=1)
-    rollout = rollout_storage.init(
-        4, 6, {"observations": (3,)}, 1, hidden_states=(np.zeros((2, 4, 5), np.float32), None)
-    )
-    for step in range(6):
-        row: dict[str, Any] = {"observations": np.full((4, 3), step, np.float32), "rewards": np.ones(4, np.float32)}
-        row |= {"dones": np.arange(4) == step, "hidden_states": (np.full((2, 4, 5), step, np.float32), None)}
-        storage.add_transitions(row)
-        rollout = rollout_storage.append(rollout, row)
-    if recurrent:
-        batches: Any = rollout_storage.recurrent_mini_batches(rollout, 2, 2)[1]
-        expected = list(storage.recurrent_mini_batch_generator(2, 2))
-    else:
-        batches = rollout_storage.mini_batches(rollout, 3, 2)[1]
-        expected = list(storage.mini_batch_generator(3, 2))
-    found = [batch.digest(index) for index, batch in enumerate(batches)]
-    assert found == [batch.digest(index) for index, batch in enumerate(expected)]
 
 
 @pytest.mark.parametrize("x64", [False, True])

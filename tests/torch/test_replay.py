@@ -28,7 +28,7 @@ from mouse_core.replay import (
 from mouse_core.replay.source import BufferSource
 from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance
-from mouse_torch import PrefetchBatchifier, ReplayBuffer, ReplayBufferEnsemble, TensorStorage
+from mouse_torch import PrefetchBatchifier, ReplayBuffer, TensorStorage
 from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import hand_over
 
