@@ -10,120 +10,128 @@ import atexit
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-# The interpreter that is forked: a line of JSON for each program, answered by the child's number and then its status.
+# The interpreter that is forked. A request is a line of JSON, which may come with files; the answer is a number: of a
+# child that runs a program with these files, or how a child ended, 999 if it has not.
 SERVER = """
-import gc, json, os, sys, types, warnings
-preload, told, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+import gc, json, os, socket, sys, types, warnings
+preload, asked = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     exec(preload, {})
 gc.freeze()
-
-def next_program():
-    lines = os.fdopen(told, "rb", closefd=False)
-    while line := lines.readline():
+while True:
+    line, files, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    if not line:
+        os._exit(0)
+    request = json.loads(line)
+    if "ended" in request:
+        ended, status = os.waitpid(request["ended"], os.WNOHANG if request["now"] else 0)
+        answer = os.waitstatus_to_exitcode(status) if ended else 999
+    else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # threads of the libraries that wait for work
-            child = os.fork()
-        if not child:
-            return json.loads(line)
-        os.write(answers, b"%d\\n" % child)
-        os.write(answers, b"%d\\n" % os.waitpid(child, 0)[1])
-    os._exit(0)
-
-asked = next_program()
-os.close(told), os.close(answers)
-for number, path in ((1, asked["out"]), (2, asked["error"])):
-    file = os.open(path, os.O_WRONLY)
+            answer = os.fork()
+        if not answer:
+            break
+        for file in files:
+            os.close(file)
+    asked.send(b"%d" % answer)
+asked.close()
+for number, file in enumerate(files):
     os.dup2(file, number)
     os.close(file)
-os.chdir(asked["folder"])
+os.chdir(request["folder"])
 os.environ.clear()
-os.environ.update(asked["environment"])
-sys.argv = asked["arguments"]
-sys.path[:] = [asked["beside"], *asked["path"], *sys.path[1:]]
+os.environ.update(request["environment"])
+sys.argv = request["arguments"]
+sys.path[:0] = request["path"]
 main = sys.modules["__main__"] = types.ModuleType("__main__")
-main.__file__ = asked["arguments"][0]
+main.__file__ = sys.argv[0]
 with open(main.__file__, encoding="utf-8") as source:
     code = compile(source.read(), main.__file__, "exec")
-del asked, source
+del request, source
 exec(code, main.__dict__)
 """
 
 
 class Interpreter:
-    """An interpreter that waits for programs.
+    """An interpreter that is forked for each program.
 
     Args:
         preload: What it runs once: imports.
+        environment: Its environment; by default this one.
     """
 
-    def __init__(self, preload: str) -> None:
-        answers, self._answers_end = os.pipe()
-        told_end, self._told = os.pipe()
+    def __init__(self, preload: str, environment: Mapping[str, str] | None = None) -> None:
+        self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock, self.owner = threading.Lock(), os.getpid()
         # Programs of a second or two of arithmetic, several side by side: threads of one that wait for each other by
         # spinning hold up all others, and made one of 8 seconds take minutes. Read once, as the library is loaded.
-        environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, preload, str(told_end), str(self._answers_end)],
-            pass_fds=(told_end, self._answers_end),
-            env=environment,
-        )
-        os.close(told_end)
-        os.close(self._answers_end)
-        self._answers = answers
-        self._waiting = b""
+        known = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"} if environment is None else environment
+        command = [sys.executable, "-P", "-c", SERVER, preload, str(end.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=(end.fileno(),), stdin=subprocess.DEVNULL, env=known)
+        end.close()
 
-    def _answer(self, seconds: float) -> int | None:
-        """The next number that it says; None when it takes longer."""
-        while b"\n" not in self._waiting:
-            if not select.select([self._answers], [], [], seconds)[0]:
-                return None
-            read = os.read(self._answers, 4096)
-            assert read, "the interpreter that is forked has ended"
-            self._waiting += read
-        line, _, self._waiting = self._waiting.partition(b"\n")
-        return int(line)
+    def _ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> int:
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+            answer = self._socket.recv(64)
+        assert answer, "the interpreter that is forked has ended"
+        return int(answer)
+
+    def fork(self, arguments: Sequence[str], files: Sequence[int], **options: Any) -> int:
+        """The number of a process that runs a program.
+
+        Args:
+            arguments: The script and its arguments.
+            files: For the process: its standard input, output and maybe errors.
+            options: ``folder``, ``environment``, and ``path``, where it looks for modules first.
+        """
+        return self._ask({"arguments": list(arguments), **options}, files)
+
+    def ended(self, process: int, *, now: bool = False) -> int | None:
+        """How a process ended; None with ``now`` if it has not, instead of waiting."""
+        answer = self._ask({"ended": process, "now": now})
+        return None if answer == 999 else answer
 
     def run(
         self, script: Path, *arguments: str, folder: Path, environment: Mapping[str, str], seconds: float
     ) -> subprocess.CompletedProcess[str]:
-        with tempfile.TemporaryDirectory(prefix="mouse-tests-") as kept:
-            out, error = Path(kept) / "out", Path(kept) / "error"
-            out.touch()
-            error.touch()
-            asked = {
-                "arguments": [str(script), *arguments],
-                "beside": str(script.parent),
-                "path": [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part],
-                "folder": str(folder),
-                "environment": dict(environment),
-                "out": str(out),
-                "error": str(error),
-            }
-            os.write(self._told, json.dumps(asked).encode() + b"\n")
-            child = self._answer(600)
-            assert child is not None
-            status = self._answer(seconds)
-            if status is None:
+        command = [str(script), *arguments]
+        places = [str(script.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        with tempfile.TemporaryDirectory(prefix="mouse-tests-") as kept, ExitStack() as stack:
+            told = [Path(kept) / name for name in ("out", "error")]
+            files = [
+                stack.enter_context(open(name, mode)) for name, mode in ((os.devnull, "r"), *((t, "w") for t in told))
+            ]
+            options = {"folder": str(folder), "environment": dict(environment), "path": places}
+            child = self.fork(command, [file.fileno() for file in files], **options)
+            ends = os.pidfd_open(child)
+            is_late = not select.select([ends], [], [], seconds)[0]
+            os.close(ends)
+            if is_late:
                 os.kill(child, 9)
-                self._answer(60)
-                raise subprocess.TimeoutExpired([str(script), *arguments], seconds, out.read_text(), error.read_text())
-            return subprocess.CompletedProcess(
-                [str(script), *arguments], os.waitstatus_to_exitcode(status), out.read_text(), error.read_text()
-            )
+            status = self.ended(child)
+            out, error = (file.read_text() for file in told)
+            if is_late:
+                raise subprocess.TimeoutExpired(command, seconds, out, error)
+            assert status is not None
+            return subprocess.CompletedProcess(command, status, out, error)
 
     def close(self) -> None:
-        os.close(self._told)
+        self._socket.close()
         self._process.wait()
-        os.close(self._answers)
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -5,124 +5,57 @@ all: a quarter and half a second of processor time, a thousand times in the test
 everywhere, and those of programs that tests run; further ones are forked, and find the modules in `sys.modules`.
 """
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Answers a line of JSON, which comes with the ends of two pipes, by the number of a child that runs the program with
-# them, and the number of a child that has ended, or is about to, by how it did.
-SERVER = """
-import gc, importlib, json, os, runpy, socket, sys
-asked = socket.socket(fileno=int(sys.argv[1]))
-for name in sys.argv[2:]:
-    importlib.import_module(name)
-gc.freeze()
-while True:
-    line, ends, _, _ = socket.recv_fds(asked, 1 << 20, 2)
-    if not line:
-        os._exit(0)
-    request = json.loads(line)
-    if "wait" in request:
-        answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
-    elif "poll" in request:
-        ended, status = os.waitpid(request["poll"], os.WNOHANG)
-        answer = os.waitstatus_to_exitcode(status) if ended else 999
-    else:
-        answer = os.fork()
-        if not answer:
-            break
-        for end in ends:
-            os.close(end)
-    asked.send(b"%d" % answer)
-asked.close()
-for number, end in enumerate(ends):
-    os.dup2(end, number)
-    os.close(end)
-os.chdir(request["folder"])
-os.environ.clear()
-os.environ.update(request["environment"])
-sys.argv = request["arguments"]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+from tests.programs import Interpreter
 
 IMPORTED = {
-    "h5_child.py": ("h5py", "numpy"),
-    "zarr_child.py": ("zarr", "zipfile", "numcodecs.blosc", "numpy"),
-    "rendering_child.py": ("jinja2.sandbox", "jinja2.ext"),
+    "h5_child.py": "import h5py, numpy",
+    "zarr_child.py": "import zarr, zipfile, numcodecs.blosc, numpy",
+    "rendering_child.py": "import jinja2.sandbox, jinja2.ext",
 }
-
-
-class Server:
-    """A process that is forked for each that is asked for.
-
-    Args:
-        imported: The modules that it imports.
-        environment: Its environment.
-    """
-
-    def __init__(self, imported: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
-        self.owner = os.getpid()
-        command = [sys.executable, "-P", "-c", SERVER, str(end.fileno()), *imported]
-        self._process = subprocess.Popen(
-            command, pass_fds=(end.fileno(),), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
-        end.close()
-
-    def ask(self, request: Mapping[str, Any], ends: Sequence[int] = ()) -> int:
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], ends)
-            answer = self._socket.recv(64)
-        assert answer, "the process that is forked has ended"
-        return int(answer)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
 
 
 class Forked:
     """What is used of a `subprocess.Popen`, of a process that was forked."""
 
-    def __init__(self, server: Server, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._server = server
+    def __init__(self, interpreter: Interpreter, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._interpreter = interpreter
         self.returncode: int | None = None
         stdin, given = os.pipe()
         answered, stdout = os.pipe()
-        request = {"arguments": list(arguments), "environment": dict(environment), "folder": os.getcwd()}
+        options = {"environment": dict(environment), "folder": os.getcwd(), "path": []}
+        ends = [stdin, stdout, os.open(os.devnull, os.O_WRONLY)]
         try:
-            self.pid = server.ask(request, (stdin, stdout))
+            self.pid = interpreter.fork(arguments, ends, **options)
         finally:
-            os.close(stdin)
-            os.close(stdout)
+            for end in ends:
+                os.close(end)
         self.stdin, self.stdout = os.fdopen(given, "wb"), os.fdopen(answered, "rb")
 
     def kill(self) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            answer = self._server.ask({"poll": self.pid})
-            self.returncode = None if answer == 999 else answer
+            self.returncode = self._interpreter.ended(self.pid, now=True)
         return self.returncode
 
     def wait(self) -> int:
         if self.returncode is None:
-            with suppress(OSError):  # of a server that was closed before
-                self.returncode = self._server.ask({"wait": self.pid})
+            with suppress(OSError):  # of an interpreter that was closed before
+                self.returncode = self._interpreter.ended(self.pid)
         return self.returncode or 0
 
 
@@ -132,22 +65,22 @@ class Starting:
     PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
     def __init__(self) -> None:
-        self._servers: dict[str, Server | None] = {}
+        self._interpreters: dict[str, Interpreter | None] = {}
 
     def Popen(self, command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
         executable, safe, program, *arguments = command
         assert (executable, safe) == (sys.executable, "-P")
         name = Path(program).name
-        if name not in self._servers:
-            self._servers[name] = None
+        if name not in self._interpreters:
+            self._interpreters[name] = None
         else:
-            server = self._servers[name] or Server(IMPORTED[name], env)
-            self._servers[name] = server
-            if server.owner == os.getpid():  # and not a process that a test forked
-                return Forked(server, [program, *arguments], env)
+            interpreter = self._interpreters[name] or Interpreter(IMPORTED[name], env)
+            self._interpreters[name] = interpreter
+            if interpreter.owner == os.getpid():  # and not a process that a test forked
+                return Forked(interpreter, [program, *arguments], env)
         return subprocess.Popen(command, env=env, **options)
 
     def close(self) -> None:
-        for server in self._servers.values():
-            if server is not None:
-                server.close()
+        for interpreter in self._interpreters.values():
+            if interpreter is not None:
+                interpreter.close()

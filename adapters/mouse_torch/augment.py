@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from mouse_core import ConfigError
 from mouse_core.augment import Augmenter, AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, Draws
+from mouse_torch.placement import check_device
 from mouse_torch.tracing import untraced
 
 __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
@@ -53,10 +53,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
     """
 
     def _checked_device(self, device: Any) -> torch.device | None:
-        try:
-            return None if device is None else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(f"device: expected a torch device, found {device!r}") from error
+        return None if device is None else check_device(device)
 
     def _read(self, step_stream: TensorDict) -> Mapping[str, torch.Tensor]:
         # Nested and non-tensor entries are unchanged.

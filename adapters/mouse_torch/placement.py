@@ -16,7 +16,7 @@ from mouse_core import ConfigError
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """Return the device, by default the host; raise ConfigError if the device does not exist."""
+    """Return the device with its index, as "cuda:0"; None: the CPU. Raise ConfigError if the device does not exist."""
     try:
         target = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
@@ -24,11 +24,10 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: expected a device of this machine, found {device!r}, but CUDA is not available")
     try:
-        torch.empty(0, device=target)
+        return torch.empty(0, device=target).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"device: expected a device of this machine, found {device!r}: {reason}") from error
-    return target
 
 
 def check_pin(pin_memory: bool | None) -> bool:

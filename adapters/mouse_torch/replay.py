@@ -31,8 +31,7 @@ class _InTorch(BaseBuffer):
     _target: torch.device
 
     def _place(self, device: str | torch.device | None) -> None:
-        # The device has an index, as devices of tensors do: "cuda:0", not "cuda".
-        self._target = torch.empty(0, device=check_device(device)).device
+        self._target = check_device(device)
 
     @property
     def device(self) -> torch.device:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mouse_core import ConfigError, rollouts
+from mouse_core import rollouts
 from mouse_core.dtypes import refuse_hidden
 from mouse_core.rollouts.fields import HostArrays
 from mouse_torch import _philox
+from mouse_torch.placement import check_device
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import sent, torch_dtype
 
@@ -27,11 +28,7 @@ class TensorArrays(HostArrays):
     """
 
     def __init__(self, device: Any = None) -> None:
-        try:
-            # The device has an index, as devices of tensors do: "cuda:0", not "cuda".
-            self.device = torch.empty(0, device="cpu" if device is None else device).device
-        except (RuntimeError, TypeError, AssertionError) as error:
-            raise ConfigError(f"device: expected an available torch device, found {device!r}") from error
+        self.device = check_device(device)
 
     def array(self, value: Any) -> torch.Tensor:
         """Convert a value to a tensor without gradients."""

@@ -71,7 +71,7 @@ class TensorStorage(RingStorage):
     ) -> None:
         super().__init__(capacity, ndim, alignment, ragged)
         self._varying: ArrayStorage | None = None  # fields of differing length, by their position among these fields
-        self._device = torch.empty(0, device=check_device(device)).device  # with its index, as in "cuda:0"
+        self._device = check_device(device)
         self._columns: dict[FieldKey, torch.Tensor] = {}
 
     def __repr__(self) -> str:

@@ -122,12 +122,6 @@ def test_devices() -> None:
         assert loader.next_batch()["reward"].devices() == {fourth}, "a setting of the thread that made the loader"
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu:9", "cpu:x", "", 3])
-def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
-    with pytest.raises(ConfigError, match="device: expected"):
-        PrefetchBatchifier(example_store(), **OPTIONS, device=device)
-
-
 SETTINGS = {
     "none": contextlib.nullcontext,
     "debug_nans": lambda: jax.debug_nans(True),
@@ -339,16 +333,6 @@ def test_work_that_is_still_running_reads_the_right_memory() -> None:
         sums = [slow(loader.next_batch()["obs_image"], noise) for _ in range(30)]
     for index, found in enumerate(sums):
         assert float(found) == pytest.approx(float(source[index]["obs_image"].sum(dtype=np.float64)), rel=1e-5)
-
-
-def test_batches_are_pytrees_of_arrays_and_nothing_else() -> None:
-    with PrefetchBatchifier(example_store(), **OPTIONS) as loader:
-        batch = loader.next_batch()
-        leaves = jax.tree.leaves(batch)
-        assert len(leaves) == len(batch)
-        assert all(isinstance(leaf, jax.Array) for leaf in leaves)
-        mean = jax.jit(lambda tree: jax.tree.map(lambda values: values.mean(), tree))(batch)
-        assert set(mean) == set(loader.spec)
 
 
 def test_a_loader_used_from_a_thread_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import mouse_jax
 import mouse_torch
 from mouse_core import BatchSource, ConfigError, DataError
 from mouse_core.augment import AugmentTokensConfig, Draws, RandomCrop, RandomShift, apply, draw
+from mouse_core.nested import map_tree
 from mouse_core.randomness import Key, Purpose
 from mouse_core.testing import as_arrays
 from tests.core import test_augment_by_field as by_field
@@ -55,7 +57,7 @@ class Framework(NamedTuple):
         if self.package is mouse_jax:
             return {name: jnp.asarray(values.copy()) for name, values in batch.items()}
         tensors = {name: torch.from_numpy(values.copy()) for name, values in batch.items()}
-        return TensorDict(tensors, batch_size=batch["reward"].shape[:dims])
+        return TensorDict(tensors, batch_size=next(iter(batch.values())).shape[:dims])
 
     def apply(self, steps: Any, draws: Draws, **options: Any) -> Batch:
         """Compiled in JAX."""
@@ -79,27 +81,24 @@ def draws_of(config: AugmentTokensConfig, seed: int = 0, size: tuple[int, int] =
 
 # A configuration, a batch, and how many of its axes are windows and steps.
 BY_NAME: dict[str, Any] = {
-    "steps": lambda: (by_field.CONFIG, by_field.make_batch(offsets=(3,)), 2, None),
-    "no steps": lambda: (
+    "steps": (by_field.CONFIG, lambda: by_field.make_batch(offsets=(3,)), 2, {}),
+    "no steps": (
         by_field.CONFIG,
-        {name: values[:, 0] for name, values in by_field.make_batch(offsets=(3,)).items()},
+        lambda: map_tree(itemgetter(np.s_[:, 0]), by_field.make_batch(offsets=(3,))),
         1,
-        None,
+        {},
     ),
-    "cameras": lambda: (
-        cameras.CONFIG,
-        cameras.cameras() | {"reward": np.zeros((5, 3), np.float32)},
-        2,
-        cameras.SHAPES,
-    ),
+    "cameras": (cameras.CONFIG, cameras.cameras, 2, {"image_shape": cameras.SHAPES}),
 }
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_apply_and_augmenters_agree_on_fields_by_name(name: str) -> None:
-    config, batch, dims, shapes = BY_NAME[name]()
-    with jax.enable_x64(True):
+def test_apply_and_augmenters_agree_on_fields_by_name(name: str, x64: bool) -> None:
+    config, make, dims, shapes = BY_NAME[name]
+    batch = make() if x64 else Framework(mouse_jax, x64=False).narrowed(make())
+    with jax.enable_x64(x64):
         found, frameworks = {}, {name: Framework(package) for name, package in PACKAGES.items()}
         for package, one in frameworks.items():
             augmenter = one.package.TokenAugmenter(config, seed=4, batch_dims=dims)
@@ -108,8 +107,8 @@ def test_apply_and_augmenters_agree_on_fields_by_name(name: str) -> None:
             found[package] = as_arrays(augmenter(steps))
         for package in ("torch", "jax"):
             assert_same(found[package], found["numpy"])
-        size = batch["reward"].shape[:2] if dims == 2 else (len(batch["reward"]), 1)
-        draws = draw(config, Key(4, Purpose.AUGMENT, 0), size, **({"image_shape": shapes} if shapes else {}))
+        size = next(iter(batch.values())).shape[:dims]
+        draws = draw(config, Key(4, Purpose.AUGMENT, 0), (size[0], size[-1] if dims == 2 else 1), **shapes)
         jitted = frameworks["jax"].apply(frameworks["jax"].given(batch), draws, batch_dims=dims)
         assert_same(jitted, found["numpy"])
 

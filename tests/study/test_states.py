@@ -27,6 +27,7 @@ def through_a_file(state: states.Plain, folder: Path) -> states.Plain:
 def torch_parts(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    model[2].train(bool(seed))
     adam = torch.optim.AdamW(model.parameters(), 0.1 + seed, betas=(0.5, 0.6))
     momentum = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for optimizer in (adam, momentum):
@@ -53,6 +54,7 @@ def test_parts_of_torch_come_back(beside_jax: bool, tmp_path: Path, monkeypatch:
     states.give(after, through_a_file(states.taken(before), tmp_path))
     for one, other in zip(before["net"], after["net"], strict=True):
         torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+    assert [module.training for module in after["net"][0].modules()] == [True, True, True, False]
     assert torch.equal(before["half"], after["half"])
     assert after["half"].dtype == torch.bfloat16
     assert after["learned"].requires_grad
@@ -66,7 +68,10 @@ def jax_parts(seed: int) -> tuple[Any, ...]:
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(seed))
     weights = {"w": jnp.full(2, seed, jnp.bfloat16)}
     plain = {"weights": weights, "adam": optax.adam(0.1).init(weights), "key": jax.random.key(seed)}
-    plain |= {"taken": seed, "best": None if seed else 1.5}
+    plain |= {"taken": seed, "best": None if seed else 1.5, "rate": jnp.asarray(0.1 * seed + 0.1)}
+    if not seed:
+        dropout.eval()
+        network.layers[1].eval()
     return network, adam, dropout, plain
 
 
@@ -83,6 +88,9 @@ def test_parts_of_jax_come_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other, strict=True)
     assert isinstance(after[3]["adam"], tuple)
     assert type(after[3]["adam"][0]) is type(before[3]["adam"][0])
+    assert after[3]["rate"].weak_type
+    assert (after[3]["weights"]["w"] * after[3]["rate"]).dtype == jnp.bfloat16
+    assert [after[2].deterministic, after[0].layers[1].use_running_average] == [True, True]
 
 
 def test_generators_come_back(tmp_path: Path) -> None:
@@ -177,30 +185,3 @@ def test_arrays_that_others_hold_are_written_to_where_they_lie(tmp_path: Path) -
     assert held_array.tolist() == [1.0, 1.0, 1.0]
     assert after["best"].tolist() == [7.0, 7.0, 7.0]
     assert after["later"] is after["best"] is not held_array
-
-
-def test_weak_types_of_jax_stay_weak(tmp_path: Path) -> None:
-    before = {"lr": jnp.asarray(0.1), "n": jnp.asarray(3), "many": jnp.full(3, 2.5), "w": jnp.ones(3, jnp.bfloat16)}
-    after = {name: jnp.zeros_like(value) for name, value in before.items()}
-    states.give(after, through_a_file(states.taken(before), tmp_path))
-    for name, value in before.items():
-        assert (after[name].weak_type, after[name].dtype) == (value.weak_type, value.dtype), name
-        np.testing.assert_array_equal(after[name], value)
-    assert (after["w"] * after["lr"]).dtype == jnp.bfloat16
-
-
-def test_modules_stay_in_training_or_evaluation(tmp_path: Path) -> None:
-    def of_torch() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
-
-    def of_nnx() -> nnx.Module:
-        return nnx.Sequential(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
-
-    before, after = (of_torch(), of_nnx()), (of_torch(), of_nnx())
-    before[0][1].eval()
-    before[1].eval()
-    states.give(after, through_a_file(states.taken(before), tmp_path))
-    assert [module.training for module in after[0].modules()] == [True, True, False]
-    dropout, norm = after[1].layers
-    assert dropout.deterministic
-    assert norm.use_running_average

@@ -114,6 +114,10 @@ def test_both_give_the_same_and_weights_come_back(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, nnx.state(again, nnx.Param), nnx.state(theirs, nnx.Param))
 
 
+def same(theirs: Any, ours: torch.nn.Linear) -> None:
+    np.testing.assert_array_equal(theirs.kernel[...], ours.weight.detach().numpy().T)
+
+
 class Ours(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,32 +136,19 @@ class Theirs(nnx.Module):
 def test_nested_modules_by_structure_and_by_names() -> None:
     ours, theirs, other = Ours(), Theirs(), Theirs("outputs")
     transfer(ours, theirs)
-    np.testing.assert_array_equal(theirs.heads[1].kernel[...], ours.heads[1].weight.detach().numpy().T)
+    same(theirs.heads[1], ours.heads[1])
     np.testing.assert_array_equal(theirs.scale[...], ours.scale.detach().numpy())
     with pytest.raises(SchemaError, match=r"heads.0.*torch.nn.Linear.*outputs.0.*names=\{'heads.0': 'outputs.0'"):
         transfer(ours, other)
     transfer(ours, other, names={"heads": "outputs"})
-    np.testing.assert_array_equal(other.outputs[1].kernel[...], theirs.heads[1].kernel[...])
+    same(other.outputs[1], ours.heads[1])
     transfer(ours, other, names={"heads.0": "outputs.1", "heads.1": "outputs.0"})
-    np.testing.assert_array_equal(other.outputs[0].kernel[...], theirs.heads[1].kernel[...])
+    same(other.outputs[0], ours.heads[1])
     back = Ours()
     transfer(other, back, names={"heads.0": "outputs.1", "heads.1": "outputs.0"})
     assert all(
         torch.equal(one, two) for one, two in zip(back.state_dict().values(), ours.state_dict().values(), strict=True)
     )
-
-
-def test_the_error_has_the_names_that_pair_layers_in_order() -> None:
-    class Short(nnx.Module):
-        def __init__(self) -> None:
-            self.first = nnx.Linear(2, 3, rngs=R)
-            self.last = nnx.Linear(3, 1, rngs=R)
-
-    ours, theirs = T.Sequential(T.Linear(2, 3), T.Tanh(), T.Linear(3, 1)), Short()
-    with pytest.raises(SchemaError, match=r"pass names=\{'0': 'first', '2': 'last'\}"):
-        transfer(ours, theirs)
-    transfer(ours, theirs, names={"0": "first", "2": "last"})
-    np.testing.assert_array_equal(theirs.last.kernel[...], ours[2].weight.detach().numpy().T)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +184,11 @@ def test_the_error_has_the_names_that_pair_layers_in_order() -> None:
         ),
         (lambda: Ours(), lambda: Theirs(scale=5), r"'scale' \(a parameter of torch.nn.Ours: value \[4\]\)"),
         (lambda: T.Tanh(), lambda: nnx.Linear(2, 3, rngs=R), "without a twin in PyTorch: '' .nnx.Linear"),
+        (
+            lambda: T.ConvTranspose2d(3, 3, 3),
+            lambda: nnx.ConvTranspose(3, 3, (3, 3), rngs=R),
+            r"known in both.*found '' \(torch.nn.ConvTranspose2d.*nnx.ConvTranspose",
+        ),
     ],
 )
 def test_what_has_no_twin_is_named_and_nothing_is_copied(ours: Any, theirs: Any, message: str) -> None:
@@ -203,7 +199,7 @@ def test_what_has_no_twin_is_named_and_nothing_is_copied(ours: Any, theirs: Any,
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, nnx.state(other, nnx.Param)))
 
 
-def test_dtypes_are_kept() -> None:
+def test_dtypes_are_kept_and_what_is_no_pair_of_models_is_refused() -> None:
     ours, theirs = T.Linear(2, 3).bfloat16(), nnx.Linear(2, 3, rngs=R)
     transfer(ours, theirs)
     assert theirs.kernel[...].dtype == jnp.bfloat16
@@ -213,16 +209,13 @@ def test_dtypes_are_kept() -> None:
     assert torch.equal(back.weight, ours.weight)
     with pytest.raises(ConfigError, match="jax_enable_x64"):
         transfer(T.Linear(2, 3).double(), theirs)
+    with pytest.raises(ConfigError, match=r"expected a torch.nn.Module and a flax.nnx.Module, found Linear and int"):
+        transfer(back, 5)
+    with pytest.raises(ConfigError, match="names: expected paths"):
+        transfer(back, theirs, names={"nowhere": "there"})
     with jax.enable_x64(True):
         transfer(T.Linear(2, 3).double(), theirs)
         assert theirs.kernel[...].dtype == jnp.float64
-
-
-def test_what_is_no_pair_of_models_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected a torch.nn.Module and a flax.nnx.Module, found Linear and int"):
-        transfer(T.Linear(2, 3), 5)
-    with pytest.raises(ConfigError, match="names: expected paths"):
-        transfer(T.Linear(2, 3), nnx.Linear(2, 3, rngs=R), names={"nowhere": "there"})
 
 
 def test_tied_weights_are_one() -> None:
@@ -279,49 +272,35 @@ def linear(count: int) -> Any:
 
 
 def test_numbers_count_layers_with_weights() -> None:
-    ours = Several()
+    ours, theirs, other, short = Several(), SeveralOfFlax(), SeveralOfFlax(), SeveralOfFlax("last")
     ours.layers = T.Sequential(T.Linear(4, 4), T.ReLU(), T.Linear(4, 4), T.ReLU(), T.Linear(4, 4))
-    theirs = SeveralOfFlax()
-    theirs.layers = nnx.List(linear(3))
+    theirs.layers, other.stack, short.layers = nnx.List(linear(3)), nnx.List(linear(3)), nnx.List(linear(2))
     transfer(ours, theirs)
     for number in range(3):
-        np.testing.assert_array_equal(
-            theirs.layers[number].kernel[...], ours.layers[2 * number].weight.detach().numpy().T
-        )
-    other = SeveralOfFlax()
-    other.stack = nnx.List(linear(3))
+        same(theirs.layers[number], ours.layers[2 * number])
     transfer(ours, other, names={"layers": "stack"})
-    np.testing.assert_array_equal(other.stack[1].kernel[...], theirs.layers[1].kernel[...])
+    same(other.stack[1], ours.layers[2])
+    with pytest.raises(SchemaError, match=r"'layers.4' .*'last' "):
+        transfer(ours, short)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [(("fc1", "fc2"), ("fc0", "fc1")), (("q", "k", "v"), ("q", "v", "out"))],
-    ids=["numbers begin elsewhere", "another order"],
+    ("ours", "theirs", "message"),
+    [
+        (("fc1", "fc2"), ("fc0", "fc1"), "'fc2' .*'fc0' .*names="),
+        (("q", "k", "v"), ("q", "v", "out"), "'k' .*'out' .*names="),
+        (("one", "two"), ("first", "last"), r"pass names=\{'one': 'first', 'two': 'last'\}"),
+        (("_enc",), ("_enc",), None),
+    ],
+    ids=["numbers begin elsewhere", "another order", "other names", "an underscore in front"],
 )
-def test_what_would_change_the_order_is_refused(ours: Any, theirs: Any) -> None:
+def test_what_would_change_the_order_is_refused_with_names_that_pair_layers(
+    ours: tuple[str, ...], theirs: tuple[str, ...], message: str | None
+) -> None:
     one, other = Several(*ours), SeveralOfFlax(*theirs)
-    with pytest.raises(SchemaError, match=rf"'{ours[1]}' .*'{theirs[-1 if len(ours) > 2 else 0]}' .*names="):
-        transfer(one, other)
-    transfer(one, other, names=dict(zip(ours, theirs, strict=True)))
+    if message is not None:
+        with pytest.raises(SchemaError, match=message):
+            transfer(one, other)
+    transfer(one, other, names=dict(zip(ours, theirs, strict=True)) if message else None)
     for name, twin in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(getattr(other, twin).kernel[...], getattr(one, name).weight.detach().numpy().T)
-
-
-def test_a_list_that_lacks_a_layer_is_refused() -> None:
-    ours, theirs = Several(), SeveralOfFlax()
-    ours.layers, theirs.layers = T.Sequential(*(T.Linear(4, 4) for _ in range(3))), nnx.List(linear(2))
-    theirs.last = linear(1)[0]
-    with pytest.raises(SchemaError, match=r"'layers.2' .*'last' "):
-        transfer(ours, theirs)
-
-
-def test_layers_of_the_frameworks_own_are_not_copied_raw() -> None:
-    with pytest.raises(SchemaError, match=r"known in both.*found '' \(torch.nn.ConvTranspose2d.*nnx.ConvTranspose"):
-        transfer(T.ConvTranspose2d(3, 3, 3), nnx.ConvTranspose(3, 3, (3, 3), rngs=R))
-
-
-def test_names_that_begin_with_an_underscore_are_seen() -> None:
-    ours, theirs = Several("_enc"), SeveralOfFlax("_enc")
-    transfer(ours, theirs)
-    np.testing.assert_array_equal(theirs._enc.kernel[...], ours._enc.weight.detach().numpy().T)
+        same(getattr(other, twin), getattr(one, name))

@@ -151,8 +151,6 @@ def test_a_number_in_a_tensor_that_cannot_be_is_refused() -> None:
     for index, words in ((torch.tensor(-1), "found -1"), (torch.ones(2), r"found torch.float32 \[2\]")):
         with pytest.raises(ConfigError, match=words):
             replay.sample(index)
-    with pytest.raises(ConfigError, match="device: expected"):
-        made(device="nowhere")
     queue = made(order="queue")
     with pytest.raises(ConfigError, match="batch_size: expected 4, since each row is drawn once, found 2"):
         queue.sample(batch_size=2)

@@ -1,5 +1,6 @@
 """The way to a device, taken with the CPU for a device: one slab, stored dtypes, widened at the end."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from mouse_core.prefetch import Delivery, Loader
 from mouse_core.testing import as_arrays
 from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import by_one_copy, device_maker, hand_over, host_maker, slab_tensors, torch_dtype
+from tests.core.augment_cases import full_config, make_store
 from tests.core.oracle import assert_same
 
 CPU = torch.device("cpu")
@@ -43,37 +45,34 @@ def store_of(rows: int = 60) -> DatasetStore:
     return DatasetStore(3, fields=fields).from_dataset(pa.table(columns))
 
 
-@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
-@pytest.mark.parametrize("dtypes", [None, {"obs_image": "uint8", "reward": "float64", "odd": "int64", "time": "int32"}])
-def test_every_way_gives_the_batch_of_the_source(sampling: str, dtypes: Any) -> None:
-    source = BatchSource(store_of(), 5, 4, sampling=sampling, dtypes=dtypes, drop_last=False)
-    host = host_maker(source, pin=False)
-    device = device_maker(source, device=CPU, pin=False)
+MADE: dict[str, Callable[[Any], Callable[[int], Any]]] = {
+    "on the host": lambda source: host_maker(source, pin=False),
+    "by a slab": lambda source: lambda index: hand_over(device_maker(source, device=CPU, pin=False)(index)),
+    "whole": lambda source: lambda index: hand_over(whole_maker(source, device=CPU, pin=False)(index)),
+}
+DTYPES = {"obs_image": "uint8", "reward": "float64", "odd": "int64", "time": "int32"}
+WINDOWS = {"action": range(4), "obs_continuous": [-1, 0], "obs_image": [0, 1, 5], "flag": [0]}
+OPTIONS: list[dict[str, Any]] = [
+    *({"sampling": sampling, "drop_last": False} for sampling in ("random", "last", "sequential", "batch")),
+    *({"sampling": sampling, "dtypes": DTYPES} for sampling in ("sequential", "batch")),
+    *({"sequence_length": steps, "windows": WINDOWS, "dtypes": {"reward": "float64"}} for steps in (None, 5)),
+    *({"augment": full_config(), "views": views} for views in (1, 2)),
+]
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_every_way_gives_the_batch_of_the_source(made: str, options: dict[str, Any]) -> None:
+    store = make_store() if "augment" in options else store_of()
+    source: Any = BatchSource(store, **{"sequence_length": 5, "batch_size": 4, **options})
+    make = MADE[made](source)
     for index in range(6):
-        wanted = source[index]
-        on_host, on_device = host(index), hand_over(device(index))
-        for batch in (on_host, on_device):
+        found, expected = make(index), source[index]
+        for batch, wanted in zip(found, expected, strict=True) if options.get("views") == 2 else [(found, expected)]:
             assert isinstance(batch, TensorDict)
-            assert list(batch.batch_size) == [*wanted["reward"].shape]
+            assert tuple(batch.batch_size) == wanted["reward"].shape[: source.spec.batch_dims]
+            assert batch.device == (CPU if made == "by a slab" else None)
             assert_same(as_arrays(batch), wanted, index)
-        assert on_device.device == CPU
-
-
-@pytest.mark.parametrize("steps", [None, 5])
-def test_every_way_gives_fields_at_offsets(steps: int | None) -> None:
-    """``[B]`` without steps, ``[B, S]`` with some: on the host, by a slab, to a device, and through a source's."""
-    windows = {"action": range(4), "obs_continuous": [-1, 0], "obs_image": [0, 1, 5], "flag": [0]}
-    source = BatchSource(store_of(), steps, 4, windows=windows, dtypes={"reward": "float64"})
-    made: Any = [
-        host_maker(source, pin=False),
-        lambda index: hand_over(device_maker(source, device=CPU, pin=False)(index)),
-        lambda index: hand_over(whole_maker(source, device=CPU, pin=False)(index)),
-    ]
-    for index in range(4):
-        for make in made:
-            batch = make(index)
-            assert batch.batch_size == ((4,) if steps is None else (4, steps))
-            assert_same(as_arrays(batch), source[index])
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -97,29 +96,15 @@ def test_slabs_are_laid_out_without_overlap(stored: bool) -> None:
         assert (arrays[name].view(np.uint8) == mark).all(), name
         assert (tensors[name].view(torch.uint8) == mark).all(), name
     assert layout.nbytes < 2 * sum(array.nbytes for array in arrays.values()) + 300 * len(arrays)
+    # An image of uint8 is widened where it arrives, not before it travels.
+    assert (arrays["obs_image"].dtype == np.uint8) == stored
+    assert layout.nbytes <= source.layout(4).nbytes
 
 
-def test_gathering_into_a_slab_and_back() -> None:
-    source = BatchSource(store_of(), 5, 4)
-    for stored in (False, True):
-        layout = source.layout(4, stored=stored)
-        slab = torch.full((layout.nbytes,), 255, dtype=torch.uint8)
-        source.gather(source.plan(3), layout.arrays(slab.numpy()), stored=stored)
-        wide = {
-            name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))).numpy()
-            for name, tensor in slab_tensors(layout, slab).items()
-        }
-        assert_same(wide, source[3])
-
-
-def test_bytes_travel_in_the_stored_dtypes() -> None:
-    """An image of uint8 is widened where it arrives, not before it travels."""
-    source = BatchSource(store_of(), 5, 4)
-    narrow, wide = source.layout(4, stored=True), source.layout(4)
-    assert narrow.fields["obs_image"][2] == np.uint8
-    assert narrow.fields["obs_continuous"][2] == np.float32
-    assert narrow.fields["action"][2] == np.int8
-    assert narrow.nbytes < wide.nbytes
+def test_dtypes_have_their_names() -> None:
+    integers = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+    for name in (*integers, "bool", "float16", "float32", "float64"):
+        assert torch_dtype(np.dtype(name)) == getattr(torch, name)
 
 
 def test_the_shards_of_a_short_batch() -> None:
@@ -128,10 +113,7 @@ def test_the_shards_of_a_short_batch() -> None:
     shards = [
         BatchSource(store_of(), 5, 8, sampling="sequential", drop_last=False, shard=(rank, 4)) for rank in range(4)
     ]
-    for make in (
-        lambda source: host_maker(source, pin=False),
-        lambda source: lambda index: hand_over(device_maker(source, device=CPU, pin=False)(index)),
-    ):
+    for make in (MADE["on the host"], MADE["by a slab"]):
         pieces = [make(shard)(1) for shard in shards]
         assert sorted(piece.batch_size[0] for piece in pieces) == [1] * 4
         assert_same(as_arrays(torch.cat(pieces)), source[1])
@@ -147,20 +129,6 @@ def test_a_loader_over_the_device_path(workers: int) -> None:
         assert_same(as_arrays(batch), source[index], index)
         with pytest.raises(KeyError):
             batch["unknown"]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("uint8", torch.uint8),
-        ("float16", torch.float16),
-        ("bool", torch.bool),
-        ("int64", torch.int64),
-        ("uint16", torch.uint16),
-    ],
-)
-def test_dtypes_by_name(name: str, expected: torch.dtype) -> None:
-    assert torch_dtype(np.dtype(name)) == expected
 
 
 class TwoViews:
