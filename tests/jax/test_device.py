@@ -153,7 +153,7 @@ def test_fields_of_any_dtype() -> None:
     assert (data.features[0] == rows.features[0][places]).all()
 
 
-def test_a_random_key_draws_rows_of_its_own() -> None:
+def test_a_random_key_draws_rows_of_its_own_and_may_be_the_seed() -> None:
     replay = device.add(
         device.init({"reward": 0.0}, 1000, batch_size=64), {"reward": np.arange(1000, dtype=np.float32)}
     )
@@ -164,29 +164,23 @@ def test_a_random_key_draws_rows_of_its_own() -> None:
     assert len(set(one.tolist())) > 50
     legacy = device.sample(replay, jax.random.PRNGKey(1))["index"]
     np.testing.assert_array_equal(legacy, other)
-
-
-def test_a_random_key_may_be_the_seed() -> None:
-    """As scripts have it that are mapped over keys; of either kind."""
+    # It may be the seed, as in scripts that are mapped over keys; of either kind.
     keys = jax.random.split(jax.random.PRNGKey(3))
     seeds = jax.vmap(lambda key: init(seed=key).seed)(keys)
     assert (seeds[0] != seeds[1]).any()
     for key in (keys[1], jax.random.split(jax.random.key(3))[1]):
         np.testing.assert_array_equal(init(seed=key).seed, seeds[1])
-
-
-def init(row: Any = None, **options: Any) -> device.Replay:
-    given = {"capacity": 12, "batch_size": 4, **options}
-    return device.init({"reward": 0.0, "done": False} if row is None else row, **{"num_envs": None, **given})
-
-
-def test_what_cannot_be_made_of_arrays_is_refused() -> None:
     for options, error, words in (
         ({"row": {"said": np.array(["much"])}}, SchemaError, "'said': expected an array of numbers, found <U4"),
         ({"seed": jnp.zeros(3)}, ConfigError, r"or a random key, found float32 \[3\]"),
     ):
         with pytest.raises(error, match=words):
             init(**options)
+
+
+def init(row: Any = None, **options: Any) -> device.Replay:
+    given = {"capacity": 12, "batch_size": 4, **options}
+    return device.init({"reward": 0.0, "done": False} if row is None else row, **{"num_envs": None, **given})
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")

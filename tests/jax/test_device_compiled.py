@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mouse_jax import device
+from tests.jax.test_device import same
 
 ENVS = 4
 
@@ -24,12 +25,6 @@ def made(capacity: int, envs: int = ENVS, seed: Any = 0) -> device.Replay:
     example = {"obs": jnp.zeros(2), "done": False}
     slices = device.Slices(sequence_length=2)
     return device.init(example, capacity, batch_size=8, num_envs=envs, slices=slices, seed=seed)
-
-
-def same(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def step(replay: device.Replay, more: Any, number: Any) -> tuple[device.Replay, Any]:

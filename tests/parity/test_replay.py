@@ -8,14 +8,12 @@ import jax
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 import mouse_core
 import mouse_jax
 import mouse_torch
 from mouse_core import replay
 from mouse_core.errors import ClosedError, ConfigError, WorkerError
-from mouse_core.nested import flatten
 from mouse_core.replay import (
     Apply,
     ArrayStorage,
@@ -38,6 +36,7 @@ from mouse_core.replay import (
     StalenessSampler,
     VecNorm,
 )
+from tests.comparing import host, leaves, same
 
 PACKAGES: dict[str, tuple[ModuleType, Any]] = {
     "numpy": (mouse_core, replay),
@@ -128,17 +127,7 @@ def write(buffer: Any, case: str, number: int) -> None:
 
 
 def as_numpy(batch: Any) -> dict[Any, np.ndarray]:
-    if isinstance(batch, dict) and all(isinstance(values, np.ndarray) for values in batch.values()):
-        return batch  # already
-    tree = batch.to_dict() if isinstance(batch, TensorDict) else batch
-    return {key: np.asarray(values) for key, values in flatten(tree).items()}
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    one, other = as_numpy(found), as_numpy(wanted)
-    assert one.keys() == other.keys()
-    for key, values in other.items():
-        np.testing.assert_array_equal(one[key], values, err_msg=str(key))
+    return {name: host(values) for name, values in leaves(batch).items()}
 
 
 def update(buffer: Any, batch: Any) -> None:
@@ -167,7 +156,7 @@ def test_threads_are_not_seen(case: str) -> None:
     wanted = streams["numpy", 0]
     for stream in streams.values():
         for found, other in zip(stream, wanted, strict=True):
-            assert_same(found, other)
+            same(found, other)
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -185,7 +174,7 @@ def test_a_loader_goes_on_where_it_was(name: str) -> None:
     with package.PrefetchBatchifier(other, prefetch=2, num_workers=0) as loader:
         loader.load_state_dict(states[0])
         for batch in wanted:
-            assert_same(loader.next_batch(), batch)
+            same(loader.next_batch(), batch)
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -200,7 +189,7 @@ def test_an_ensemble_is_prefetched(name: str) -> None:
     with package.PrefetchBatchifier(buffers.ReplayBufferEnsemble(*members, p=[0.3, 0.7], batch_size=10)) as loader:
         other = replay.ReplayBufferEnsemble(*plain, p=[0.3, 0.7], batch_size=10)
         for _ in range(5):
-            assert_same(loader.next_batch(), other.sample())
+            same(loader.next_batch(), other.sample())
 
 
 @pytest.mark.parametrize("name", PACKAGES)

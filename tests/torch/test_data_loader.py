@@ -54,6 +54,20 @@ def test_it_is_a_data_loader_with_the_same_batches(as_dict: bool) -> None:
         other.next_batch()
         assert stream_digest(loader, 2 * len(loader)) == stream_digest(other, 2 * len(other))
         assert loader.state_dict() == other.state_dict()
+        # Others take it for one that is distributed already.
+        assert isinstance(loader.sampler, DistributedSampler)
+        assert loader.batch_size is None
+        assert loader.batch_sampler is None
+        assert len(loader.sampler) == len(loader.dataset) == len(loader)
+    with DataLoader(store, **OPTIONS, views=2, as_dict=as_dict) as loader:
+        assert {type(view) for view in loader.next_batch()} == {dict if as_dict else TensorDict}
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None  # at once
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -65,12 +79,6 @@ def test_arguments_of_torchs_alone_are_refused(name: str, instead: str) -> None:
         DataLoader(example_store(), **OPTIONS, **{name: True})
     ours = inspect.signature(PrefetchBatchifier).parameters
     assert name in inspect.signature(torch.utils.data.DataLoader).parameters.keys() - ours.keys()
-
-
-def test_views_are_dicts_each() -> None:
-    with DataLoader(example_store(), **OPTIONS, views=2, as_dict=True) as loader:
-        batch = loader.next_batch()
-    assert [type(view) for view in batch] == [dict, dict]
 
 
 def test_an_epoch_is_gone_to_unless_it_is_the_current_one() -> None:
@@ -220,6 +228,9 @@ def test_a_digest_of_all_ranks_goes_on_in_other_numbers_of_them(monkeypatch: pyt
         for _ in range(12):
             whole.next_batch()
         assert whole.state_dict() == state
+    ranks(monkeypatch, 0, 3)
+    with pytest.raises(ConfigError, match="shard: expected a count that divides batch_size 8, found 3"):
+        DataLoader(example_store(), **OPTIONS)
 
 
 def test_a_digest_goes_on_over_a_jump_to_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +262,6 @@ def test_who_it_is_may_be_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(loader.next_batch()) == 4
 
 
-def test_processes_that_do_not_divide_a_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks(monkeypatch, 0, 3)
-    with pytest.raises(ConfigError, match="shard: expected a count that divides batch_size 8, found 3"):
-        DataLoader(example_store(), **OPTIONS)
-
-
 def test_a_replay_buffer_gives_every_process_its_own() -> None:
     buffer = ReplayBuffer(ArrayStorage(100), batch_size=4)
     buffer.extend({"x": torch.arange(40.0), "n": {"i": torch.arange(40)}})
@@ -268,26 +273,6 @@ def test_a_replay_buffer_gives_every_process_its_own() -> None:
         loader.load_state_dict(loader.state_dict())
         with pytest.raises(ConfigError, match="found a loader of a replay buffer"):
             loader.dataset[0]
-
-
-def test_others_take_it_for_one_that_is_distributed_already() -> None:
-    loader = DataLoader(example_store(), **OPTIONS)
-    assert isinstance(loader.sampler, DistributedSampler)
-    assert loader.batch_size is None
-    assert loader.batch_sampler is None
-    assert len(loader.sampler) == len(loader.dataset) == len(loader)
-
-
-def test_one_that_is_forgotten_is_freed_at_once() -> None:
-    loader = DataLoader(example_store(), **OPTIONS)
-    next(iter(loader))
-    gone = weakref.ref(loader)
-    gc.disable()
-    try:
-        del loader
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 BY_OPTIONS: list[dict[str, Any]] = [
@@ -358,13 +343,8 @@ def test_worker_processes_deliver_the_same_windows(context: str, folder: Path) -
     assert [*map(plain, torch.utils.data.DataLoader(dataset, **options))] == [*map(plain, other)]
 
 
-@pytest.mark.parametrize("options", [{"sampling": "random"}, {"augment": None, "shard": (0, 2)}, {"lengths": [1, 2]}])
-def test_options_whose_result_depends_on_the_batch_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"WindowDataset: expected options among .*, found .*{next(iter(options))}"):
-        WindowDataset(example_store(), 4, **options)
-
-
-def test_a_dataset_of_windows_has_no_others(folder: Path) -> None:
+def test_what_a_dataset_of_windows_has_not_is_refused(folder: Path) -> None:
+    """Among it options whose result depends on the batch."""
     store = DatasetStore.open(folder)
     dataset = WindowDataset(store, 5)
     for index in (len(dataset), -len(dataset) - 1):
@@ -372,3 +352,8 @@ def test_a_dataset_of_windows_has_no_others(folder: Path) -> None:
             dataset[index]
     with pytest.raises(ConfigError, match="sampling: expected at least 1 window of 99 steps"):
         WindowDataset(store, 99)
+    given: list[dict[str, Any]] = [{"sampling": "random"}, {"augment": None, "shard": (0, 2)}, {"lengths": [1, 2]}]
+    for options in given:
+        words = f"WindowDataset: expected options among .*, found .*{next(iter(options))}"
+        with pytest.raises(ConfigError, match=words):
+            WindowDataset(example_store(), 4, **options)

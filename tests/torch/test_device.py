@@ -3,27 +3,17 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mouse_core import ConfigError
-from mouse_core.nested import flatten
 from mouse_core.replay import LinearSchedule, NextView, NStep, Priorities, Slices
 from mouse_torch import device
 
 SEED = 2**63 + 12345
 ON = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
-
-def same(found: Any, expected: Any) -> None:
-    """Floats that were summed may differ in their last bits."""
-    leaves, others = flatten(expected), flatten(found.to_dict())
-    assert leaves.keys() == others.keys()
-    for key, leaf in leaves.items():
-        np.testing.assert_allclose(others[key].cpu(), leaf, rtol=1e-6, err_msg=str(key))
 
 
 class Seen(TorchDispatchMode):

@@ -13,7 +13,8 @@ import torch
 from mouse_core.replay import NextView, NStep, Priorities, ReplayBuffer, Slices
 from mouse_core.testing.replay.devices import Setup
 from mouse_torch.device import Replay
-from tests.torch.test_device import SEED, same
+from tests.comparing import same
+from tests.torch.test_device import SEED
 
 ENVS, STEPS = 3, 20
 WEIGHING = Priorities(alpha=0.7, beta=0.6, eps=1e-3)
@@ -65,7 +66,7 @@ def follow(expected: ReplayBuffer, step: Callable[[int], Any], steps: int = STEP
     for number in range(4, 2 * steps, 2):
         expected.extend(rows_of(number))
         found, batch = step(number), expected.sample()
-        same(found, batch)
+        same(found, batch, close=1e-6)
         if "priority_weight" in batch:
             expected.update_priority(batch["index"], batch["reward"])
 

@@ -8,7 +8,8 @@ from mouse_core import ConfigError, SchemaError
 from mouse_core.replay import Priorities, ReplayBufferEnsemble, Schedule
 from mouse_core.testing.replay.devices import Setup
 from mouse_torch import device
-from tests.torch.test_device import ON, Seen, same
+from tests.comparing import same
+from tests.torch.test_device import ON, Seen
 
 SEED = 2**63 + 5
 SCHEDULE = Schedule({0: [7, 3], 4: [3, 7]})
@@ -35,7 +36,7 @@ def test_batches_by_priority_are_those_of_the_host(on: str) -> None:
     assert found.can_sample()
     for _ in range(8):
         batch, other = found.sample(), expected.sample()
-        same(batch, other)
+        same(batch, other, close=1e-6)
         priorities = other["obs"]["x"] % 7
         expected.update_priority(other["index"], priorities, other["buffer_ids"])
         found.set_priorities(batch["index"], torch.as_tensor(priorities), batch["buffer_ids"])
@@ -49,7 +50,7 @@ def test_a_compiled_draw_is_that_of_the_host(on: str, backend: str) -> None:
     found, expected = members(on)
     draw = torch.compile(found.sample, fullgraph=True, backend=backend)
     for _ in range(8):
-        same(draw(), expected.sample())
+        same(draw(), expected.sample(), close=1e-6)
 
 
 def test_nothing_waits_for_the_device() -> None:
