@@ -268,7 +268,6 @@ def named_in_all(module: str) -> set[str] | None:
 
 
 def test_the_reference_is_complete() -> None:
-    """Every public module of the packages has its place in docs/reference/."""
     directives = shown()
     assert len(directives) == len(set(directives)), "a module stands in the reference twice"
     files = [module for module, path in PUBLIC.items() if path.name != "__init__.py"]
@@ -277,7 +276,6 @@ def test_the_reference_is_complete() -> None:
 
 
 def test_every_format_is_in_the_reference() -> None:
-    """Each module with a reader, or the folder it is in, has a line; that of ``formats`` is not theirs."""
     directives = set(shown()) - {"mouse_core.formats"}
     gives = re.compile(r"^def read_\w+\((?:(?!\ndef ).)*?\) -> RowStream:", flags=re.MULTILINE | re.DOTALL)
     readers = [module for module, path in PUBLIC.items() if gives.search(path.read_text(encoding="utf-8"))]
@@ -300,7 +298,6 @@ def test_all_that_a_package_takes_in_is_in_its_all() -> None:
 
 
 def test_docstrings_speak_of_what_is_public() -> None:
-    """A class that the docstring of something public names is in an ``__all__`` too, and so in the reference."""
     public: set[str] = set()
     for module in set(shown()) & ALL.keys():
         public |= named_in_all(module) or {getattr(node, "name", "") for node in parse(ALL[module]).body}
@@ -371,7 +368,6 @@ def test_docstrings_describe_parameters_that_exist() -> None:
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
-    """The readers of pages see what they should see."""
     page = "Text.\n\n```python\nx = 1\n```\n\n=== Tab\n\n    ```python\n    assert x == 2, 'second'\n    ```\n"
     assert [block.line for block in blocks(page)] == [4, 10]
     done = run_page(ROOT / "docs" / "nowhere.md", page, tmp_path)

@@ -195,14 +195,12 @@ def arrows_between_folders(name: str) -> set[tuple[str, str]]:
 
 
 def test_folders_within_a_room_do_not_import_each_other_both_ways() -> None:
-    """A folder stands below the modules beside it, or above them."""
     found = set().union(*(arrows_between_folders(name) for name in set().union(*FLOORS)))
     both = sorted(f"{one} and {other}" for one, other in found if (other, one) in found and one < other)
     assert not both
 
 
 def test_trainers_are_where_make_looks_for_them() -> None:
-    """In its lane nothing else is collected, which would take as long as a tenth of it."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
     marked = {path.relative_to(ROOT).parts[1] for path, text in texts.items() if re.search(r"\bmark\.trainers", text)}
     assert marked == {"trainers", "test_docs.py"}
@@ -221,7 +219,6 @@ def test_the_core_knows_no_framework() -> None:
 
 
 def test_no_adapter_is_left_out() -> None:
-    """What is checked of adapters is checked of those that are listed."""
     folders = {path.parent.name for path in (ROOT / "adapters").glob("mouse_*/__init__.py")}
     assert folders == ADAPTERS.keys(), "list it in scripts/house.py, with what it may import"
 
@@ -263,7 +260,6 @@ KNOW_PRIVATE = {
 
 
 def test_tests_use_public_names() -> None:
-    """A test of what is private fails when it is changed, and not when it is wrong."""
     tests = ROOT / "tests"
     # Only what may name something private is parsed, as that takes its time.
     taken = re.compile(r"^ *(?:from|import) mouse_core[^\n(]*(?:\([^)]*\))?", flags=re.MULTILINE)
@@ -327,7 +323,6 @@ MOST_LOADED = 45
 
 
 def test_importing_the_core_costs_and_loads_little(record_property: pytest.RecordProperty, tmp_path: Path) -> None:
-    """It is the room of stores, sampling, batches and loading, and what these stand on; other rooms come later."""
     with DatasetStore.open(tmp_path / "store", "a") as store:
         store.extend({"observation": [[1.0]], "action": [0], "reward": [0.0], "done": [0]})
     cost, loaded = import_report(tmp_path / "store")
@@ -346,7 +341,6 @@ def test_importing_the_core_costs_and_loads_little(record_property: pytest.Recor
 
 
 def test_the_checks_can_fail() -> None:
-    """The readers of syntax trees see what they should see."""
     tree = ast.parse(
         "import os\nif TYPE_CHECKING:\n    import torch\n"
         "def f():\n    import datasets.table\n    from jax import numpy\n"

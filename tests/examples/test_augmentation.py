@@ -19,7 +19,6 @@ def lake() -> DatasetStore:
 
 
 def test_the_recorded_values_are_optimal(lake: DatasetStore) -> None:
-    """Q* of FrozenLake falls towards the start, and is the reward itself beside the goal."""
     import gymnasium as gym
 
     with gym.make("FrozenLake-v1", map_name="8x8") as environment:

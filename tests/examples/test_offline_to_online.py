@@ -25,7 +25,6 @@ def recorded(example: ModuleType, episodes: int) -> DatasetStore:
 
 
 def test_transitions_are_those_of_the_environment(example: ModuleType) -> None:
-    """A push to the right makes the cart faster, and an end is where the pole has fallen or the cart has left."""
     with PrefetchBatchifier(recorded(example, 20), seed=0, **example.TRANSITIONS) as loader:
         batches = [loader.next_batch() for _ in range(20)]
     batch = torch.cat([one[one["action_mask"][:, 0]] for one in batches])

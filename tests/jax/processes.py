@@ -69,7 +69,7 @@ def training(rank: int, count: int, folder: Path) -> dict[str, Any]:
     jax.config.update("jax_enable_x64", True)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
     ways = {"by hand": {"shard": "auto"}, "by sharding": {"sharding": sharding}}
-    found: dict[str, Any] = {name: trained(sharding, **way) for name, way in ways.items()}
+    found: dict[str, Any] = {name: trained(sharding, way) for name, way in ways.items()}
     found["gone on"] = [gone_on(folder.parent / "state.json", 4, **way) for way in ways.values()]
     if count > 1:
         for what in ("nothing", "seed", "rows", "missed"):
@@ -77,7 +77,7 @@ def training(rank: int, count: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def trained(sharding: NamedSharding, **way: Any) -> tuple[list[float], list[float]]:
+def trained(sharding: NamedSharding, way: dict[str, Any]) -> tuple[list[float], list[float]]:
     """The losses of two epochs, and the weights after them.
 
     By hand each process makes its rows, and the global array of them itself; by a sharding the loader does.

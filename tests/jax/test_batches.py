@@ -137,7 +137,6 @@ SETTINGS = {
 @pytest.mark.parametrize("rows", [2, 4096])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_arrays_are_put_as_device_put_puts_them(name: str, rows: int) -> None:
-    """Small ones by a compiled function, on which settings have a say that they have not on ``device_put``."""
     rng = np.random.default_rng(1)
     arrays = [
         rng.integers(0, 1 << 32, (rows, 65), np.uint32).view(np.float32),  # every kind of NaN, and subnormals
@@ -156,7 +155,6 @@ def test_arrays_are_put_as_device_put_puts_them(name: str, rows: int) -> None:
 
 
 def test_only_batches_of_the_usual_size_are_worth_a_compiled_function() -> None:
-    """Each size would be compiled anew, and what is compiled is kept."""
     source = BatchSource(example_store(97), 8, 8, "sequential", shard=(1, 2), drop_last=False)
     make = array_maker(source, placement=Placement(), x64=True, default_device=None)
     with pytest.MonkeyPatch.context() as patch:
@@ -182,7 +180,6 @@ SHARDINGS = {
 
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_shardings(name: str) -> None:
-    """Padded, every device has as many windows; those that count are the batch, in its order, and its digest."""
     shape, spec = SHARDINGS[name]
     sharding = NamedSharding(mesh(*shape), spec)
     workers = 0 if name == "steps" else 2
@@ -262,7 +259,6 @@ def test_rows_that_a_refresh_makes_uneven() -> None:
 
 
 def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none here, so a CPU device is passed off as one."""
     monkeypatch.setattr(Placement, "on_host", property(lambda self: False))
     for x64 in (False, True):
         with jax.enable_x64(x64):
@@ -313,7 +309,6 @@ def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
 
 
 def test_work_that_is_still_running_reads_the_right_memory() -> None:
-    """JAX computes later than it is asked to; what it reads must not be used again before."""
     options = {**OPTIONS, "batch_size": 256, "sequence_length": 32}
     source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)
     slow = jax.jit(lambda image, noise: image.astype(jnp.float32).sum() + 0 * jnp.linalg.matrix_power(noise, 20).sum())

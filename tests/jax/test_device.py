@@ -51,7 +51,6 @@ def same(found: Any, expected: Any) -> None:
 
 @pytest.mark.slow
 def test_a_loop_that_is_compiled_whole_draws_for_each_seed_what_it_has_alone() -> None:
-    """Mapped over seeds, with transitions of three steps, and with priorities of slices that the loop sets."""
     setups = [
         Setup(transform=NStep(3, 0.5)),
         Setup(priorities=Priorities(alpha=1, beta=1, eps=0), slices={"sequence_length": 2, "period": 3}),
@@ -106,8 +105,6 @@ def test_rows_are_written_in_place(envs: int | None) -> None:
 
 @pytest.mark.slow
 def test_the_tree_of_priorities_is_written_in_place() -> None:
-    """Also where it was drawn from before, and importance weights are looked at afterwards."""
-
     def step(replay: Any, number: Any, priorities: Any) -> Any:
         batch = device.sample(replay, number)
         return device.set_priorities(replay, batch["index"], priorities), batch
@@ -229,7 +226,6 @@ def test_what_was_compiled_for_no_padding_is_not_run_for_a_pad_of_0() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "envs"), [(44, 2), (1_100, None), (2_998, 3)])
 def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs: int | None) -> None:
-    """Episodes and slices are counted block by block, or where there are more by scans."""
     few, rows = 22 if count < 2_000 else 1_499, stream(0, count, envs)
     options: dict[str, Any] = {"batch_size": BATCH, "num_envs": envs, "slices": Slices(sequence_length=3)}
     at_once = device.add(device.init(example(envs), (envs or 1) * count, **{"num_envs": None, **options}), rows)
@@ -244,7 +240,6 @@ def test_many_rows_at_once_are_the_same_as_few_after_each_other(count: int, envs
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="errors are raised where nothing waits for a device")
 def test_a_compiled_function_may_refer_to_a_replay() -> None:
-    """Which it is not given, so that all of it is known where the function is traced."""
     empty = device.init({"obs": 0.0}, 10, batch_size=4)
     filled = device.add(empty, {"obs": jnp.ones(5)})
     assert jax.jit(lambda number: device.sample(filled, number)["obs"].sum())(3) == 4

@@ -37,7 +37,6 @@ alone = jax.jit(step)
 
 @pytest.mark.slow
 def test_each_shard_has_a_replay_of_its_environments() -> None:
-    """One on each of four devices, with a seed of its own: what it draws is what it would draw alone."""
     mesh = Mesh(np.array(jax.devices()), ("env",))
     spec = PartitionSpec("env")
     shards = len(mesh.devices)
@@ -61,7 +60,6 @@ def test_each_shard_has_a_replay_of_its_environments() -> None:
 
 @pytest.mark.slow
 def test_a_replay_that_is_made_in_a_shard_takes_its_rows() -> None:
-    """Though nothing of it differs between shards before."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("shard",))
     slices = device.Slices(sequence_length=3)
 
@@ -99,8 +97,6 @@ def test_a_module_of_flax_holds_a_replay() -> None:
 
 
 def test_a_loop_that_writes_and_draws_copies_no_storage() -> None:
-    """Of the compiled program: what is given comes back in the same memory, and little more is needed."""
-
     def loop(replay: device.Replay, more: Any) -> Any:
         return jax.lax.scan(lambda carry, number: step(carry, more, number), replay, jnp.arange(3))
 

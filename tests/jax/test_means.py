@@ -73,7 +73,6 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_several_devices_have_the_loss_and_the_gradient_of_one(way: str) -> None:
-    """With windows of differing lengths, and a device that has no step at all."""
     with jax.enable_x64(True):
         run = WAYS[way](Mesh(np.array(jax.devices()[:4]), ("data",)))
         for seed in range(3):
@@ -88,7 +87,6 @@ def test_several_devices_have_the_loss_and_the_gradient_of_one(way: str) -> None
 
 @pytest.mark.slow
 def test_gradients_of_parts_add_up_to_that_of_the_whole() -> None:
-    """In value and in gradient: two micro-batches, of which the first has fewer steps."""
     with jax.enable_x64(True):
         inputs, there = ragged(0)
         expected, slope = by_hand(inputs, there)

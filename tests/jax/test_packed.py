@@ -16,7 +16,6 @@ OPTIONS: Any = {"lengths": range(1, 9), "fields": ["obs_discrete", "reward"], "s
 
 
 def test_a_step_is_compiled_once_and_leaves_out_what_fills_up() -> None:
-    """Sums of windows, by their numbers and by the rows they are in."""
     compiled = []
 
     @jax.jit

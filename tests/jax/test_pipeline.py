@@ -32,7 +32,6 @@ def no_thread_is_left() -> Any:
 
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in host memory, from gathering to the last array of a batch that JAX lets go."""
     alive = 0
     most = 0
     lock = threading.Lock()

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_processes_load_what_one_does_and_checkpoints_go_both_ways(tmp_path: Path) -> None:
-    """Each process checks that it gathers its own rows only, and that its devices hold what they should."""
     one: Any = ocp.args.Composite(batches=ocp.args.JsonRestore())
     with PrefetchBatchifier(example_store(), **OPTIONS) as loader, ocp.CheckpointManager(tmp_path / "one") as manager:
         for _ in range(4):

@@ -46,7 +46,6 @@ def test_orders_are_those_of_numpy() -> None:
 
 
 def test_mini_batches_under_jit() -> None:
-    """A whole update in one compiled function, as a scan over epochs and mini-batches."""
     fields = {"observations": (3,), "actions": (), "values": ()}
     storage = core.RolloutStorage(ENVS, STEPS, fields, 3, amp_cfg=AMP)
     states = hidden_states(np.random.default_rng(0))
@@ -97,7 +96,6 @@ def test_mini_batches_under_jit() -> None:
 
 
 def test_a_rollout_in_a_scan() -> None:
-    """Environments in JAX: rows are added inside a scan, and the next rollout begins where the last one ended."""
     fields = {"observations": (1,), "values": ()}
 
     @jax.jit
@@ -168,7 +166,6 @@ def test_bad_rows(change: dict[str, Any], kind: type[MouseError], message: str) 
 
 
 def test_no_hidden_states_before_the_first_step() -> None:
-    """A policy that has not acted yet has none: zeros, also where the memory of a rollout before is used again."""
     rows = transitions()
     first, second = rollout_storage.clear(full()), empty()
     for number, row in enumerate(rows):

@@ -110,7 +110,6 @@ def test_sampling_is_refused_where_it_would_be_done_once(traced: str) -> None:
 
 
 def test_all_that_has_a_memory_is_refused(tmp_path: Path) -> None:
-    """And is as it was: the same call outside does what it would have done."""
     for name, call in calls(tmp_path):
         for traced in ("jit", "vmap"):
             assert is_refused(lambda traced=traced, call=call: TRACED[traced](call)), f"{name} in {traced}"
@@ -159,7 +158,6 @@ def test_in_callbacks_and_in_grad_every_call_is_made() -> None:
 
 
 def test_a_batch_by_its_index_is_a_constant_that_was_asked_for() -> None:
-    """A source has no memory: batch 3 is batch 3."""
     source = BatchSource(example_store(), 8, 4)
     found = jax.jit(lambda x: x + source[3]["reward"])(0.0)
     np.testing.assert_array_equal(found, source[3]["reward"])

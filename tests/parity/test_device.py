@@ -330,7 +330,6 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
 
 @pytest.mark.slow
 def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) -> None:
-    """Within what is compiled; one that is infinite weighs as much as a row may."""
     replay = make(None, 40, batch_size=64, priorities=Priorities(alpha=1, beta=1, eps=0))
     replay.extend(rows(0, 4))
     slots, values = (
@@ -405,7 +404,6 @@ class Varied(Newest):
 def test_a_sampler_of_ones_own_draws_the_same_everywhere(
     sampler: Newest, slices: Slices | None, tmp_path: Path
 ) -> None:
-    """On the host, in torch (eager, compiled) and in JAX (compiled, mapped), and it goes on from a file."""
     options: dict[str, Any] = {"batch_size": 4, "num_envs": None, "slices": slices, "sampler": sampler}
     state = in_jax.init(ROW, 30, seed=5, **options)
     host = ReplayBuffer(ArrayStorage(30), HostSampler(state.layout.sampler), batch_size=4, seed=5)
@@ -441,7 +439,6 @@ def test_a_sampler_is_an_instance(package: Any, given: Any) -> None:
 
 
 def test_integers_of_one_high_per_word_are_those_of_the_host() -> None:
-    """Also where a product is rounded up to an integer."""
     words = np.random.default_rng(5).integers(0, 2**64, 4096, np.uint64)
     words[:64] = np.uint64(2**64 - 1) - np.arange(64, dtype=np.uint64) * np.uint64(2**11)
     highs = np.arange(4096) ** 2 * 17 % 2**30

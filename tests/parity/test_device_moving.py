@@ -61,7 +61,6 @@ draw = jax.jit(device.sample)
 
 @pytest.mark.parametrize(("envs", "writes"), [(3, 9), pytest.param(None, 4, marks=pytest.mark.slow)])
 def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: int, tmp_path: Path) -> None:
-    """A ring that went round, in which slices are drawn; and one of single rows that is not full."""
     state = made(envs)
     for number in range(writes):
         state = grow(state, rows(number * 4, 4, envs))
@@ -90,7 +89,6 @@ def test_a_buffer_on_the_host_is_filled_and_read_directly() -> None:
 
 
 def test_what_numpy_has_not_is_saved_as_numbers(tmp_path: Path) -> None:
-    """Random keys as their data, which torch has, too, and numbers of half a byte as those of one."""
     one = {"key": jax.random.key(0), "four": jnp.int4(0)}
     keys = jax.random.split(jax.random.key(5), 6)
     state = device.add(device.init(one, 8, batch_size=4), {"key": keys, "four": jnp.arange(-3, 3).astype(jnp.int4)})
@@ -113,7 +111,6 @@ def test_what_numpy_has_not_is_saved_as_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_episode_cut_off_in_torch_is_counted_on() -> None:
-    """By its number, in slices with a period, from a buffer whose rows are tensors."""
     slices: Any = {"sequence_length": 2, "period": 3, "traj_key": "run"}
     held = mouse_torch.ReplayBuffer(ArrayStorage(6), SliceSampler(**slices), batch_size=8)
     state = device.init({"run": np.int32(0)}, 6, batch_size=8, num_envs=None, slices=device.Slices(**slices))
@@ -126,7 +123,6 @@ def test_an_episode_cut_off_in_torch_is_counted_on() -> None:
 
 @pytest.mark.slow
 def test_orbax_saves_and_restores_the_pytree(tmp_path: Path) -> None:
-    """With random keys among the fields, priorities of few rows, and one replay for each of two seeds."""
     one = {"key": jax.random.key(0), "reward": 0.0}
     options = {"batch_size": 4, "priorities": replay.Priorities()}
     state = jax.vmap(lambda seed: device.init(one, 8, seed=seed, **{"num_envs": None, **options}))(jnp.arange(2))

@@ -131,7 +131,6 @@ def _module(name: str) -> str:
 
 @pytest.mark.parametrize("name", [*OF_ROWS, *OF_SLICES])
 def test_each_runs_where_nothing_has_values(name: str) -> None:
-    """JAX traces it; torch fetches nothing from a device and copies nothing there. And on the host."""
     options = given(name)
     jax.eval_shape(partial(in_jax.sample, index=0), in_jax.init(EXAMPLE, 20, **{"num_envs": None, **options}))
     made = [in_torch.Replay(EXAMPLE, 20, device=on, **{"num_envs": None, **options}) for on in ("meta", "cpu")]
@@ -185,7 +184,6 @@ def team(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transform", [[Transitions(), NStep(4, 0.9)], ReturnsToGo(0.9)], ids=["rows", "slices"])
 def test_agents_that_end_one_by_one(transform: Any, compiled: bool) -> None:
-    """The numbers of the host, whose sums the tests of the core compare with loops."""
     slices = Slices(sequence_length=7) if isinstance(transform, ReturnsToGo) else None
     sampler = RandomSampler() if slices is None else SliceSampler(sequence_length=7)
     options: dict[str, Any] = {"transform": transform, "batch_size": 9, "seed": 7}

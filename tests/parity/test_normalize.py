@@ -14,7 +14,6 @@ KINDS: Any = {"obs_continuous": "mean_std", "q_star": "min_max", "reward": "quan
 
 
 def test_what_is_moved_in_stored_dtypes_has_the_same_bits() -> None:
-    """As a loader for a device moves it, and widens it there."""
     source = BatchSource(example_store(300), 8, 4, normalize=KINDS)
     stored, delivered = source.gather(source.plan(1), stored=True), source[1]
     for name, spec in source.spec.items():

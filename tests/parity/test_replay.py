@@ -139,7 +139,6 @@ def update(buffer: Any, batch: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_threads_are_not_seen(case: str) -> None:
-    """Batches drawn ahead, between writes and updates, in every package and with any number of workers."""
     streams: dict[tuple[str, int], list[dict[Any, np.ndarray]]] = {}
     for name, (package, _) in PACKAGES.items():
         for workers in (0, 3):
@@ -217,7 +216,6 @@ def test_failures_of_prefetching(name: str) -> None:
 
 
 def test_parts_generations_and_routes_in_all_packages() -> None:
-    """In the frameworks' own arrays: other parts, rows that are still there, and rows that members are named for."""
     arrays: dict[str, Any] = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jax.numpy.asarray}
     found: dict[str, list[Any]] = {}
     for name, (_, package) in PACKAGES.items():

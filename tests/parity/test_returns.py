@@ -78,7 +78,6 @@ STORAGES: dict[str, Any] = {"numpy": core.RolloutStorage, "torch": mouse_torch.R
 
 @pytest.mark.parametrize("kind", STORAGES)
 def test_storages_of_vector_rewards(kind: str) -> None:
-    """Each component of rewards and values has the returns and advantages of a storage of its own."""
     case = joined([random_case(seed, 6, 4, dtype="float32") for seed in range(3)], shared=True)
     options: Any = {"num_envs": 4, "num_transitions_per_env": 6, "fields": {"values": (3,), "rewards": (3,)}}
     rows = [{name: getattr(case, name)[row] for name in ("rewards", "dones", "values")} for row in range(6)]
@@ -153,7 +152,6 @@ MEANS: list[tuple[Any, Any, float]] = [
 @pytest.mark.parametrize("name", ["torch", "jax"])
 @pytest.mark.parametrize(("values", "mask", "expected"), MEANS)
 def test_means_by_hand(name: str, values: Any, mask: Any, expected: float) -> None:
-    """The mean is float32 at least, and the gradient finite, also of what the mask hides."""
     if name == "jax":
         given = jnp.array(values, jnp.bfloat16 if mask is None else jnp.float32)
         mean, slope = jax.value_and_grad(mouse_jax.global_mean)(given, None if mask is None else jnp.array(mask))
@@ -171,7 +169,6 @@ def test_means_by_hand(name: str, values: Any, mask: Any, expected: float) -> No
 
 
 def test_parts_of_a_mean_add_up_to_it(framework: Framework) -> None:
-    """Of whole masks, of masks of windows whose steps have several values, and without a mask."""
     array, mean_of = framework.array, framework.mean
     numbers = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     for given in ([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], [True, False, True, True]):

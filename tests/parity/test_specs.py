@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
+import mouse_jax.specs
+import mouse_torch.specs
 from mouse_core.spec import Bounded, Categorical, Choice, Composite, OneHot, Unbounded, from_batch, stack_specs
+from tests.comparing import host, same
 
 SPEC = Composite(
     {
@@ -44,3 +49,17 @@ def test_what_is_not_in_the_hosts_memory_is_told() -> None:
     values = torch.zeros(3, requires_grad=True)
     assert "expected numbers in the host's memory, found tensor(" in str(SPEC["x"].why_not(values))
     assert SPEC["x"].contains(values.detach())
+
+
+@pytest.mark.parametrize("sample", [mouse_torch.specs.sample, mouse_jax.specs.sample], ids=["torch", "jax"])
+def test_samples_are_those_of_numpy(sample: Any) -> None:
+    spec = Composite({"observation": {"state": Bounded(-1, 1, (2,))}, "action": Categorical(3)})
+    drawn = sample(spec, 5, (4, 2))
+    same(drawn, spec.sample(5, (4, 2)))
+    assert spec.with_fields({"action": Categorical(3, dtype=host(drawn["action"]).dtype)}).contains(drawn)
+    for one in (Bounded(-1, [1.0, 2.0], (2,), "float32"), stack_specs([Bounded(-1, 1), Bounded(-5, 5)])):
+        values = sample(one, 0, 3)
+        assert values in one
+        assert values * 9 not in one
+    with jax.enable_x64(True):
+        assert spec.contains(sample(spec, 1, 3))

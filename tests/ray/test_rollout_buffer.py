@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
 def test_an_actor_that_dies_has_everything_when_it_is_back_and_copies_no_arrays(tmp_path: Path) -> None:
-    """Large arrays arrive as views of shared memory, both ways."""
-
     class Maker(GrpoBatchMaker):
         def check_rollout(self, rollout: RolloutRecord) -> None:
             large = [turn.tokens.flags for turn in rollout.turns if len(turn.tokens) > 1000]

@@ -26,7 +26,6 @@ def run(framework: str = "torch", **facts: Any) -> Run:
     ],
 )
 def test_equal_digests_over_equal_steps_prove_it_and_say_of_what(both: Any, other: Any, said: list[str]) -> None:
-    """Fingerprints prove nothing, and are told."""
     found = same_data(run(**both), run("jax", **both, **other))
     assert found.proven
     assert all(one in found.reason for one in said)

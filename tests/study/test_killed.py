@@ -28,7 +28,6 @@ def steps_of(folder: Path) -> int:
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_kills_change_nothing(tmp_path: Path) -> None:
-    """The study is killed three times, each time after one of its runs."""
     whole = networks.study().run(tmp_path / "whole", jobs=2)
     folder = tmp_path / "killed"
     for _ in range(3):
@@ -51,7 +50,6 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_guides_trainings_run(tmp_path: Path) -> None:
-    """Those of docs/guides/studies.md that the page itself does not run."""
     page = blocks((ROOT / "docs" / "guides" / "studies.md").read_text(encoding="utf-8"))
     code = "".join(block.code for block in page if "train_by_hand" in block.code or 'title="my_study.py"' in block.info)
     (tmp_path / "guide_trainings.py").write_text(code)

@@ -48,7 +48,6 @@ def test_results_come_back(tmp_path: Path) -> None:
 
 
 def test_the_form_is_what_it_says(tmp_path: Path) -> None:
-    """Who reads the file without this package finds the columns and one JSON."""
     made().write(tmp_path / "r.parquet")
     table = pq.read_table(tmp_path / "r.parquet")
     assert table.column_names == ["run", "variant", "framework", "seed", "step", "name", "value"]

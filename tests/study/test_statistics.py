@@ -30,7 +30,6 @@ def test_it_is_no_number_where_one_is_missing() -> None:
 
 @pytest.mark.slow
 def test_means_and_bands_are_those_of_rliable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two draws of the same interval: far nearer to each other than the interval is wide."""
     # A decorator of pandas 3.1 takes another argument than arch gives it, with which rliable resamples.
     monkeypatch.setattr("pandas.util._decorators.deprecate_kwarg", lambda *_, **__: lambda function: function)
     library, metrics = pytest.importorskip("rliable.library"), pytest.importorskip("rliable.metrics")
@@ -57,7 +56,6 @@ def resamples(strata: list[list[float]]) -> list[float]:
 
 @pytest.mark.parametrize("strata", [[[1.0, 5.0, 2.0, 9.0, 4.0]], [[1.0, 3.0, 8.0], [10.0, 30.0]]])
 def test_a_band_is_that_of_all_resamples(strata: list[list[float]]) -> None:
-    """Strata of unequal size, too, which rliable does not take."""
     every = resamples(strata)
     found = band(strata, repetitions=10_000)
     assert found.value == pytest.approx(iqm(list(itertools.chain(*strata))))
@@ -81,7 +79,6 @@ def test_curves_are_taken_whole_and_each_step_has_its_band() -> None:
 
 
 def test_a_band_depends_on_its_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not on how many values are reduced at once."""
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     curves = np.random.default_rng(3).normal(size=(20, 30))
     whole, other = band([curves]), band([curves], seed=1)
@@ -93,7 +90,6 @@ def test_a_band_depends_on_its_arguments_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_bands_of_few_runs() -> None:
-    """Two to four runs span the band, and one has none."""
     for count in (2, 3, 4):
         values = [5.0, 1.0, 8.0, 2.0][:count]
         found = band([values])
@@ -113,7 +109,6 @@ def test_bands_of_few_runs() -> None:
 
 
 def test_where_curves_part() -> None:
-    """What is not finite agrees with nothing."""
     difference = relative_difference([1.0, 2.0, -4.0, 1.0], [1.0, 2.0, -3.0, 0.0])
     np.testing.assert_allclose(difference, [0.0, 0.0, 0.25, 1.0])
     assert [parting(difference, tolerance) for tolerance in (0.0, 0.1, 0.3, 1.0)] == [2, 2, 3, None]

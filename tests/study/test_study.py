@@ -59,7 +59,6 @@ def test_a_run_records_every_step(whole: Results) -> None:
 
 
 def test_a_run_trains_on_what_a_loader_gives(whole: Results) -> None:
-    """The same loop, in this process."""
     digest, losses = StreamDigest(), []
     with PrefetchBatchifier(trained.made_store(), seed=1, **trained.BATCHES) as loader:
         np.random.seed(1)  # noqa: NPY002
@@ -93,7 +92,6 @@ ENDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 def test_runs_that_are_killed_or_fail_go_on_with_equal_results(whole: Results, tmp_path: Path) -> None:
-    """Also with batches of their own; the others are not stopped."""
     killed = study(variants=ENDS)
     first = killed.run(tmp_path, jobs=2)
     assert {run.variant: (run.status, run.error) for run in first.runs} == {

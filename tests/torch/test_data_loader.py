@@ -39,7 +39,6 @@ class TestDataLoader(AdapterConformance):
     loader_class = DataLoader
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
-        """By keyword, but for the first; and each process has its shard unless something else is asked for."""
         taken = inspect.signature(PrefetchBatchifier).parameters
         defaults = {name: taken[name].default for name in taken.keys() - {"store", "shard", "options"}}
         DataLoader(example_store(), **{**defaults, "sequence_length": 4, "drop_last": False})
@@ -344,7 +343,6 @@ def test_worker_processes_deliver_the_same_windows(context: str, folder: Path) -
 
 
 def test_what_a_dataset_of_windows_has_not_is_refused(folder: Path) -> None:
-    """Among it options whose result depends on the batch."""
     store = DatasetStore.open(folder)
     dataset = WindowDataset(store, 5)
     for index in (len(dataset), -len(dataset) - 1):

@@ -53,7 +53,6 @@ WAITING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", WAITING)
 @pytest.mark.parametrize("on", ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_nothing_waits_for_the_device(on: str, kind: str) -> None:
-    """On the host and on "meta", which has no values, what torch does is counted; on CUDA it would be refused."""
     envs, options = 256 if on == "cpu" else 4096, WAITING[kind]
     row = {"obs": torch.zeros(3), "reward": 0.0, "done": False}
     replay = device.Replay(row, 8 * envs, num_envs=envs, batch_size=64, device=on, **options)
@@ -85,7 +84,6 @@ def test_nothing_waits_for_the_device(on: str, kind: str) -> None:
 
 
 def test_it_is_a_module() -> None:
-    """Its state is that of a module; rows that are tuples, and of any dtype."""
     row = (torch.zeros(2, dtype=torch.bfloat16), {"image": torch.zeros(2, 2, dtype=torch.uint8)})
     made = [torch.nn.ModuleDict({"replay": device.Replay(row, 6, batch_size=4, seed=seed)}) for seed in (1, 2)]
     one, other = (module["replay"] for module in made)
@@ -100,7 +98,6 @@ def test_it_is_a_module() -> None:
 
 
 def test_rows_are_seen_where_they_are_moved() -> None:
-    """What NumPy was told of memory holds no longer for a copy, or in memory that is shared."""
     replay = made(priorities=Priorities())
     replay.extend({"reward": torch.arange(4.0), "done": torch.zeros(4, dtype=torch.bool)})
     replay.sample()
@@ -120,7 +117,6 @@ def test_rows_are_seen_where_they_are_moved() -> None:
 
 @pytest.mark.parametrize("name", ["uint16", "uint64", "float8_e4m3fn"])
 def test_rows_of_any_dtype(name: str) -> None:
-    """Of which torch writes some row by row only as other integers; and no cast of a module changes them."""
     dtype = getattr(torch, name)
     row = {"x": torch.zeros(2, dtype=dtype), "y": 0.5, "done": False}
     slices = Slices(sequence_length=2, pad=0)

@@ -81,7 +81,6 @@ def follow(expected: ReplayBuffer, step: Callable[[int], Any], steps: int = STEP
     ],
 )
 def test_a_compiled_step_draws_what_the_host_draws(on: str, kind: str, tmp_path: Path) -> None:
-    """Through Inductor, until the ring has gone round, and without new memory for all rows."""
     replay, expected, step = pair_of(kind, on, 20 * STEPS)
     torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, backend="inductor")
@@ -102,7 +101,6 @@ def test_a_compiled_step_draws_what_the_host_draws(on: str, kind: str, tmp_path:
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_captured_step_draws_what_the_host_draws(kind: str) -> None:
-    """A graph that writes, draws and sets priorities does each anew whenever it is replayed."""
     replay, expected, step = pair_of(kind, "cuda")
     kept = {name: values.clone() for name, values in replay.state_dict().items()}
     given = tensors(4, "cuda")

@@ -31,7 +31,6 @@ def members(on: str) -> tuple[device.ReplayEnsemble, ReplayBufferEnsemble]:
 
 @pytest.mark.parametrize("on", ON)
 def test_batches_by_priority_are_those_of_the_host(on: str) -> None:
-    """With priorities that are set by the numbers of replays."""
     found, expected = members(on)
     assert found.can_sample()
     for _ in range(8):

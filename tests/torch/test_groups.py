@@ -20,7 +20,6 @@ def test_examples_as_nested_tensors() -> None:
 
 
 def test_what_a_model_gives_is_taken_and_no_memory_of_it_kept() -> None:
-    """Tensors of 16 bits and those that take gradients; columns do not change with the tensor."""
     values = torch.tensor([-0.5, -1.25], dtype=torch.bfloat16, requires_grad=True)
     ids, column = torch.tensor([3, 4]), torch.zeros(2)
     turn = groups.Turn("a", "assistant", ids, values, columns={"own": column, "narrow": values})

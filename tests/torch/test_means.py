@@ -69,7 +69,6 @@ def _work(rank: int, count: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_several_processes_have_the_loss_and_the_gradient_of_one(count: int) -> None:
-    """With windows of differing lengths, and a process that has no step at all; under DDP, and summed by hand."""
     found = run_ranks(_work, count, count)
     assert not any(bool(there[: 11 // count].any()) for _, _, there in map(ragged, SEEDS))  # the first process
     for number, seed in enumerate(SEEDS):
@@ -105,7 +104,6 @@ def _accumulate(rank: int, count: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_accumulated_gradients_are_those_of_one_process(count: int) -> None:
-    """Also where micro-batches differ in what is there; and an infinite loss is infinite in all processes."""
     found = run_ranks(_accumulate, count, count)
     for number, seed in enumerate(SEEDS):
         loss, expected = of_one_process(seed)

@@ -40,7 +40,6 @@ def packed_attention(batch: Any, values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("packed", [True, 40])
 def test_attention_over_packed_windows_is_that_of_each(packed: Any) -> None:
-    """By ``cu_seqlens``, and by ``sequence_id`` and ``position``."""
     with PrefetchBatchifier(example_store(), 8, 4, packed=packed, **OPTIONS) as loader:
         batch = loader.next_batch()
     assert batch.batch_size == torch.Size([])

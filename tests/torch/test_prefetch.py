@@ -41,7 +41,6 @@ class AsTensors:
 )
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_path: Path) -> None:
-    """With a function of the user's and with torch's default conversion, of rows in files and in memory."""
     import datasets
 
     example_store(90).to_dataset().save_to_disk(str(tmp_path / "data"))

@@ -34,7 +34,6 @@ def _work(rank: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_of_a_group_have_the_batch_together(count: int) -> None:
-    """Without a variable in the environment: the group alone says who they are."""
     assert "RANK" not in os.environ
     parts = run_ranks(_work, count)
     source = mouse_core.BatchSource(example_store(), 8, 12)
@@ -101,7 +100,6 @@ def _end_at_once(rank: int, folder: str) -> Any:
 
 @pytest.mark.slow
 def test_all_are_told_though_each_ends_at_once(tmp_path: Path) -> None:
-    """Rank 0 too, with which the notes end."""
     with pytest.raises(AssertionError, match="exit codes"):  # nobody is left to give a result
         run_ranks(_end_at_once, 3, str(tmp_path), seconds=30)
     told = {(tmp_path / str(rank)).read_text() for rank in range(3)}

@@ -234,7 +234,6 @@ def test_a_storage_that_is_begun_in_inference_mode_goes_on_outside_of_it() -> No
 
 
 def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is pinned where there is an accelerator; here the same memory, which is not."""
     made = torch.empty
 
     def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
@@ -259,7 +258,6 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["array", "list", "cuda"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prefetching_to_the_device(kind: str, workers: int) -> None:
-    """The same batches, however they come there, while the consumer's stream is busy."""
     storage = ListStorage(64) if kind == "list" else storage_of(kind)
     buffer = ReplayBuffer(storage, batch_size=8, seed=4, device="cuda" if kind == "cuda" else None)
     other = core.ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4)
@@ -312,7 +310,6 @@ def row_of(*lead: int, text: str = "one") -> Any:
 
 @pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
 def test_tensorclasses_and_lazy_stacks_are_rows(make: Any) -> None:
-    """The text of a tensorclass is the text of all its rows; rows of a lazy stack may differ in length."""
     buffer = ReplayBuffer(make(10), batch_size=2)
     assert buffer.append(row_of()) == 0
     assert buffer.extend(row_of(2)).tolist() == [1, 2]
@@ -363,7 +360,6 @@ def test_rows_of_tensors_get_a_new_field_and_are_named_where_they_do_not_fit() -
 
 @pytest.mark.slow
 def test_sequences_are_those_of_torchrl() -> None:
-    """Of the same anchors, over the ends of episodes and of a ring that has come round."""
     data = pytest.importorskip("torchrl.data", reason="torchrl is not installed")
     units = pytest.importorskip("torchrl.data.replay_buffers")
     done = np.isin(np.arange(30), [3, 4, 12, 20, 29])

@@ -12,7 +12,6 @@ from tests.core.rollout_cases import MOTION, motion_transition, random_case
 
 
 def test_a_rollout_that_is_begun_in_inference_mode_goes_on_outside_of_it() -> None:
-    """Collecting runs there, training does not: the memory is that of both, and what comes out is the same."""
     fields = {"obs": (3,), "values": (), "extra": RolloutField((2,), optional=True, mask=True)}
     found = []
     for inside in (False, True):
@@ -58,7 +57,6 @@ def test_fields_and_hidden_states_have_dtypes_of_torch() -> None:
 
 @pytest.mark.cuda
 def test_nothing_waits_for_the_device() -> None:
-    """What the training loop calls between two steps leaves the device at work."""
     storage = RolloutStorage(4, 3, {"observations": (2,), "values": ()}, device="cuda")
     row = {
         "observations": torch.zeros(4, 2, device="cuda"),

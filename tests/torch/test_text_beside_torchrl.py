@@ -96,7 +96,6 @@ def test_the_whole_way_of_their_loader(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize("rewards", [[0, 1, 1, 2, 5, 4], [3, 3, 3], [1, 2, 2, 2, 0], [4, 1, 3, 2]])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_best_of_a_group(rewards: list[float], k: int) -> None:
-    """``TopK(k, above_median=True)`` keeps what the selector lets into a buffer."""
     chooser = llm.TopKRewardSelector(len(rewards), k, prompt_key="prompt", verbose=False)
     rollouts = [
         TensorDict(

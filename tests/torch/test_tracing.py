@@ -1,7 +1,7 @@
 """Compiled training steps that draw: the draws of an eager one, or an error that says what to do."""
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,13 @@ def _rollout() -> RolloutStorage:
     return storage
 
 
-def _forever(again: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    while True:
-        yield from again()
+def _sampled(sampled: Any) -> Draw:
+    return lambda: sampled.sample()["x"]
 
 
-def _buffer() -> Draw:
-    buffer = _rows(ReplayBuffer)
-    return lambda: buffer.sample()["x"]
+def _loaded(data: Any, name: str, **options: Any) -> Draw:
+    loader = PrefetchBatchifier(data, num_workers=0, **options)
+    return lambda: loader.next_batch()[name]
 
 
 def _iterated() -> Draw:
@@ -72,35 +71,14 @@ def _prioritized() -> Draw:
     return draw
 
 
-def _slices() -> Draw:
-    buffer = _rows(ReplayBuffer, SliceSampler(sequence_length=2))
-    return lambda: buffer.sample()["x"]
-
-
-def _ensemble() -> Draw:
-    ensemble = ReplayBufferEnsemble(_rows(ReplayBuffer), _rows(PrioritizedReplayBuffer), batch_size=4)
-    return lambda: ensemble.sample()["x"]
-
-
-def _loader() -> Draw:
-    loader = PrefetchBatchifier(_store(), 4, 4, num_workers=0)
-    return lambda: loader.next_batch()["reward"]
-
-
-def _buffer_loader() -> Draw:
-    loader = PrefetchBatchifier(_rows(ReplayBuffer), num_workers=0)
-    return lambda: loader.next_batch()["x"]
-
-
 def _mini_batches() -> Draw:
     storage = _rollout()
-    batches = _forever(lambda: storage.mini_batch_generator(2, 1))
+    batches = chain.from_iterable(storage.mini_batch_generator(2, 1) for _ in count())
     return lambda: next(batches).returns
 
 
 def _augmented() -> Draw:
-    loader = PrefetchBatchifier(_store(), 4, 4, num_workers=0)
-    batch = loader.next_batch()
+    batch = PrefetchBatchifier(_store(), 4, 4, num_workers=0).next_batch()
     augmenter = TokenAugmenter(AugmentTokensConfig(scale_reward=AugmentScalarSpec(mean=2.0, std=1.0)))
 
     def draw() -> torch.Tensor:
@@ -110,10 +88,21 @@ def _augmented() -> Draw:
     return draw
 
 
-DRAWS = [
-    *(_buffer, _prioritized, _ensemble, _loader, _mini_batches, _augmented),
-    *(pytest.param(draw, marks=pytest.mark.slow) for draw in (_iterated, _slices, _buffer_loader)),
-]
+STEPS = {"sequence_length": 4, "batch_size": 4}
+DRAWS: dict[str, Callable[[], Draw]] = {
+    "buffer": lambda: _sampled(_rows(ReplayBuffer)),
+    "loader": lambda: _loaded(_store(), "reward", **STEPS),
+    "augmented": _augmented,
+    "prioritized": _prioritized,
+    "ensemble": lambda: _sampled(
+        ReplayBufferEnsemble(_rows(ReplayBuffer), _rows(PrioritizedReplayBuffer), batch_size=4)
+    ),
+    "mini-batches": _mini_batches,
+    "iterated": _iterated,
+    "slices": lambda: _sampled(_rows(ReplayBuffer, SliceSampler(sequence_length=2))),
+    "loader of a buffer": lambda: _loaded(_rows(ReplayBuffer), "x"),
+}
+SLOW = ("iterated", "slices", "loader of a buffer")
 
 
 def _step(draw: Draw) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -123,17 +112,18 @@ def _step(draw: Draw) -> Callable[[torch.Tensor], torch.Tensor]:
     return step
 
 
-@pytest.mark.parametrize("made", DRAWS)
-def test_a_compiled_step_draws_what_an_eager_one_does(made: Callable[[], Draw]) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in DRAWS])
+def test_a_compiled_step_draws_what_an_eager_one_does(name: str) -> None:
     torch.compiler.reset()
+    made = DRAWS[name]
     eager, weight = _step(made()), torch.tensor(2.0)
     compiled: Any = torch.compile(_step(made()), backend="eager")
     assert [float(compiled(weight)) for _ in range(3)] == [float(eager(weight)) for _ in range(3)]
 
 
-@pytest.mark.parametrize("made", [_buffer, _loader, _augmented])
-def test_one_graph_of_everything_is_refused_with_what_to_do(made: Callable[[], Draw]) -> None:
+@pytest.mark.parametrize("name", ["buffer", "loader", "augmented"])
+def test_one_graph_of_everything_is_refused_with_what_to_do(name: str) -> None:
     torch.compiler.reset()
-    compiled: Any = torch.compile(_step(made()), backend="eager", fullgraph=True)
+    compiled: Any = torch.compile(_step(DRAWS[name]()), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="compile the step that takes a batch"):
         compiled(torch.tensor(2.0))

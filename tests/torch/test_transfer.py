@@ -145,7 +145,6 @@ class TwoViews:
 
 
 def test_batches_of_ones_own_source_pass_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each view in one stretch of it."""
     made = torch.empty
     pinned: list[bool] = []
 
@@ -167,7 +166,6 @@ def test_batches_of_ones_own_source_pass_through_pinned_memory(monkeypatch: pyte
 
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_several_arrays_take_one_copy(on: str) -> None:
-    """Whatever their dtypes and sizes, none of which is told by where the one before ends."""
     arrays = {
         "mask": np.array([[True, False, True]]),
         "index": np.arange(6).reshape(3, 2),

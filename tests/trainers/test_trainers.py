@@ -51,7 +51,6 @@ def check(found: list[Any], begin: int, end: int) -> None:
 
 
 def test_the_stops_lie_within_epochs_and_apart() -> None:
-    """The tests below stop within several epochs, not at their ends: 6 and 11 of epochs of this length."""
     length = len(stream())
     assert length == 5
     assert all(stop % length for stop in (6, 11, 13))
