@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import mouse_core
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, WorkerError
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
-from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, placement, replaced_dtypes
+from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, replaced_dtypes
 from mouse_jax.placement import Placement
 from mouse_jax.prefetch import array_maker
 
@@ -152,17 +152,6 @@ def test_arrays_are_put_as_device_put_puts_them(name: str, rows: int) -> None:
         assert isinstance(one, jax.Array)
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes() == values.tobytes()
         assert (one.aval, one.sharding, one.committed) == (other.aval, other.sharding, other.committed)
-
-
-def test_only_batches_of_the_usual_size_are_worth_a_compiled_function() -> None:
-    source = BatchSource(example_store(97), 8, 8, "sequential", shard=(1, 2), drop_last=False)
-    make = array_maker(source, placement=Placement(), x64=True, default_device=None)
-    with pytest.MonkeyPatch.context() as patch:
-        sizes: list[int] = []
-        patch.setattr(placement, "_copied", lambda arrays: sizes.append(len(arrays[0])) or jax.device_put(arrays))
-        found = [len(make(index)["reward"]) for index in range(2 * len(source))]
-    assert set(found) == {2, 4}
-    assert set(sizes) == {4}
 
 
 def mesh(*shape: int, names: tuple[str, ...] = ("data", "time")) -> Mesh:

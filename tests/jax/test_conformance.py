@@ -158,8 +158,7 @@ class TestJaxSeeds(TestJaxCompiled):
 
 def test_priorities_of_slices_are_mapped_over(tmp_path: Path) -> None:
     """In writes of one time step, as each size of a write is compiled for seconds; the slow suites have others."""
-    for program in range(2):
-        TestJaxSeeds().follow(replace(PADDED_BY_PRIORITY, several=1), program, tmp_path)
+    TestJaxSeeds().follow(replace(PADDED_BY_PRIORITY, several=1), 0, tmp_path)
 
 
 @pytest.mark.long
@@ -183,6 +182,7 @@ class Wide:
             yield
 
 
+@pytest.mark.slow
 class TestJaxReplayWide(Wide, TestJaxReplay): ...
 
 

@@ -24,6 +24,8 @@ def test_a_sharding_lays_rows_out() -> None:
     np.testing.assert_array_equal(packed["tokens"], groups.pack(EXAMPLES, 16, num_rows=4)["tokens"])
     with pytest.raises(ConfigError, match=r"sharding: expected a sharding that divides arrays of shape \[6, 12\]"):
         pad(EXAMPLES, 12, sharding=sharding)
+    with pytest.raises(ConfigError, match="device: when sharding is given, expected None"):
+        pad(EXAMPLES, device="cpu", sharding=sharding)
 
 
 class Stored:
@@ -76,11 +78,6 @@ def test_values_that_jax_does_not_hold_are_refused_by_name() -> None:
         for call in (pad, concatenate, lambda given: pack(given, 4)):
             with pytest.raises(DataError, match=f"field '{name}'"):
                 call([example(judged, score)])
-
-
-def test_a_device_beside_a_sharding_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device: when sharding is given, expected None"):
-        pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
 
 def test_streams_are_those_of_numpy_and_compile_once(tmp_path: Path) -> None:

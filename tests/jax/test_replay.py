@@ -55,15 +55,16 @@ def test_rows_of_any_kind_can_be_written() -> None:
     assert isinstance(pairs[1], Pair)
     with pytest.raises(SchemaError, match="rows"):
         buffer.append({"obs": obs[0]})
-
-
-def test_a_number_that_jax_cannot_hold_is_an_error() -> None:
-    buffer = ReplayBuffer(ArrayStorage(4), batch_size=2)
-    buffer.extend({"x": np.array([2**40 + 5])})
+    listed = ReplayBuffer(core.ListStorage(10))
+    listed.extend({"obs": jnp.arange(10.0).reshape(5, 2)})
+    assert all(isinstance(row["obs"], jax.Array) for row in [listed[0], *listed[:], *listed[np.array([[1], [2]])][1]])
+    assert [row["obs"].tolist() for row in listed[1:3]] == [[2, 3], [4, 5]]
+    wide = ReplayBuffer(ArrayStorage(4), batch_size=2)
+    wide.extend({"x": np.array([2**40 + 5])})
     with pytest.raises(DataError, match=r"field 'x': expected values .* that fit int32, found 1099511627781"):
-        buffer.sample()
+        wide.sample()
     with jax.enable_x64(True):
-        assert buffer.sample()["x"].tolist() == [2**40 + 5] * 2
+        assert wide.sample()["x"].tolist() == [2**40 + 5] * 2
 
 
 def test_batches_go_into_jit() -> None:
@@ -130,10 +131,3 @@ def test_narrow_floats_come_back_as_they_are(name: str) -> None:
     assert np.asarray(batch["x"]).tobytes() == np.asarray(given)[np.asarray(batch["n"])].tobytes()
     with PrefetchBatchifier(buffer, num_workers=0) as loader:
         assert loader.next_batch()["x"].dtype == given.dtype
-
-
-def test_rows_of_a_list_storage_are_arrays_of_jax_one_by_one() -> None:
-    buffer = ReplayBuffer(core.ListStorage(10))
-    buffer.extend({"obs": jnp.arange(10.0).reshape(5, 2)})
-    assert all(isinstance(row["obs"], jax.Array) for row in [buffer[0], *buffer[:], *buffer[np.array([[1], [2]])][1]])
-    assert [row["obs"].tolist() for row in buffer[1:3]] == [[2, 3], [4, 5]]

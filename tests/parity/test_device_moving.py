@@ -59,7 +59,7 @@ grow = jax.jit(device.add)
 draw = jax.jit(device.sample)
 
 
-@pytest.mark.parametrize(("envs", "writes"), [(3, 9), pytest.param(None, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("envs", "writes"), [(3, 6), pytest.param(None, 4, marks=pytest.mark.slow)])
 def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: int, tmp_path: Path) -> None:
     state = made(envs)
     for number in range(writes):

@@ -121,7 +121,7 @@ def test_where_curves_part() -> None:
 
 @pytest.mark.parametrize(("runs", "said"), [(2, 50), (3, 75), (5, 90), (10, 93)])
 def test_the_band_holds_the_truth_as_often_as_the_guide_says(runs: int, said: int) -> None:
-    samples = np.random.default_rng(runs).normal(size=(400, runs))
+    samples = np.random.default_rng(runs).normal(size=(300, runs))
     bands = [band([sample], repetitions=400) for sample in samples]
     held = sum(bool(found.low <= 0.0 <= found.high) for found in bands)  # type: ignore[operator]
     assert 100 * held / len(samples) == pytest.approx(said, abs=6)

@@ -4,6 +4,7 @@ import gc
 import inspect
 import pickle
 import weakref
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,12 @@ def test_it_is_a_data_loader_with_the_same_batches(as_dict: bool) -> None:
         assert len(loader.sampler) == len(loader.dataset) == len(loader)
     with DataLoader(store, **OPTIONS, views=2, as_dict=as_dict) as loader:
         assert {type(view) for view in loader.next_batch()} == {dict if as_dict else TensorDict}
-    gone = weakref.ref(loader)
+    forgotten = DataLoader(store, **OPTIONS)
+    next(iter(forgotten))
+    gone = weakref.ref(forgotten)
     gc.disable()
     try:
-        del loader
+        del forgotten
         assert gone() is None  # at once
     finally:
         gc.enable()
@@ -306,8 +309,7 @@ def plain(window: Any) -> dict[str, tuple[str, list[int], bytes]]:
     return {name: (one.dtype.str, [*one.shape], one.tobytes()) for name, one in arrays.items()}
 
 
-@pytest.mark.parametrize("options", BY_OPTIONS, ids=str)
-@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize(("place", "options"), zip(cycle(["memory", "disk"]), BY_OPTIONS, strict=False), ids=str)
 def test_each_window_is_the_sources_own_and_comes_once(place: str, options: dict[str, Any], folder: Path) -> None:
     store = DatasetStore.open(folder)
     store = store if place == "disk" else DatasetStore().from_dataset(store.to_dataset())

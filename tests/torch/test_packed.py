@@ -51,8 +51,7 @@ def test_attention_over_packed_windows_is_that_of_each(packed: Any) -> None:
     torch.testing.assert_close(packed_attention(batch, values)[:rows], expected)
 
 
-@pytest.mark.parametrize("packed", [True, 40])
-@pytest.mark.parametrize("loader_class", [PrefetchBatchifier, DataLoader])
+@pytest.mark.parametrize(("packed", "loader_class"), [(True, PrefetchBatchifier), (40, DataLoader)])
 def test_nested_tensors_are_the_windows(loader_class: Any, packed: Any) -> None:
     source = BatchSource(example_store(), 8, 4, **OPTIONS)
     with loader_class(example_store(), 8, 4, packed=packed, **OPTIONS) as loader:
@@ -69,12 +68,12 @@ def test_nested_tensors_are_the_windows(loader_class: Any, packed: Any) -> None:
             # What is computed of one goes with another.
             total = nested["obs_continuous"].sum(-1) + nested["reward"]
             assert total.values().shape == nested["reward"].values().shape
-
-
-def test_views_become_nested_one_by_one() -> None:
-    with PrefetchBatchifier(example_store(), 8, 4, packed=True, views=2, **OPTIONS) as loader:
+    with loader_class(example_store(), 8, 4, packed=packed, views=2, **OPTIONS) as loader:
         one, other = as_nested(loader.next_batch())
     assert one.batch_size == other.batch_size == torch.Size([4])
+    for wrong in ({name: torch.from_numpy(values) for name, values in source[0].items()}, {"x": torch.zeros(3)}, 5):
+        with pytest.raises(ConfigError, match="as_nested: expected a batch with cu_seqlens"):
+            as_nested(wrong)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9), st.none() | st.integers(0, 9))
@@ -84,11 +83,3 @@ def test_sequences_of_no_rows_are_there_too(lengths: list[int], more: int | None
     nested = as_nested({**tensors, "x": torch.arange(len(fields["position"]))})
     assert [len(window) for window in nested["x"].unbind()] == lengths
     assert torch.cat(list(nested["x"].unbind())).tolist() == list(range(sum(lengths)))
-
-
-def test_a_batch_that_is_not_packed_is_refused() -> None:
-    with PrefetchBatchifier(example_store(), 8, 4, **OPTIONS) as loader:
-        batch = loader.next_batch()
-    for wrong in (batch, {"x": torch.zeros(3)}, 5):
-        with pytest.raises(ConfigError, match="as_nested: expected a batch with cu_seqlens"):
-            as_nested(wrong)

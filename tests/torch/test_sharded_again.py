@@ -60,14 +60,6 @@ class OfALoader(IterableDataset[Any]):
         yield from self.loader
 
 
-def test_a_distributed_sampler_of_a_shard_is_refused() -> None:
-    for kind in (DistributedSampler, type("Own", (DistributedSampler,), {})):
-        with pytest.raises(ConfigError, match=AGAIN.format("DistributedSampler")):
-            kind(source(), 2, 0)
-    whole = DataLoader(source(1), batch_size=None, sampler=DistributedSampler(source(1), 2, 1, shuffle=False))
-    assert len([*whole]) == 4  # whole batches in turn
-
-
 def test_parts_of_a_shard_are_refused() -> None:
     kinds = accelerate()
     loader = DataLoader(source(), batch_size=None)
@@ -81,18 +73,19 @@ def test_parts_of_a_shard_are_refused() -> None:
     with pytest.raises(ConfigError, match=AGAIN.format("BatchSamplerShard")):
         next(iter(kinds["BatchSamplerShard"](RandomSampler(source()))))
     assert len([*kinds["DataLoaderDispatcher"](DataLoader(source(1), batch_size=None))]) == 8
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_that_are_wrapped_are_refused(workers: int) -> None:
-    kinds = accelerate()
-    options: dict[str, Any] = {"sampling": "sequential", "num_workers": workers}
-    with PrefetchBatchifier(numbered(), 4, 8, shard=(0, 2), **options) as loader:
-        with pytest.raises(ConfigError, match=AGAIN.format("IterableDatasetShard")):
-            next(iter(kinds["IterableDatasetShard"](OfALoader(loader))))
-        assert len([*OfALoader(loader)]) == 8  # it goes on where nobody shards it
-    with PrefetchBatchifier(numbered(), 4, 8, **options) as loader:
-        assert len([*kinds["IterableDatasetShard"](OfALoader(loader))]) == 4
+    for kind in (DistributedSampler, type("Own", (DistributedSampler,), {})):
+        with pytest.raises(ConfigError, match=AGAIN.format("DistributedSampler")):
+            kind(source(), 2, 0)
+    whole = DataLoader(source(1), batch_size=None, sampler=DistributedSampler(source(1), 2, 1, shuffle=False))
+    assert len([*whole]) == 4  # whole batches in turn
+    for workers in (0, 2):
+        options: dict[str, Any] = {"sampling": "sequential", "num_workers": workers}
+        with PrefetchBatchifier(numbered(), 4, 8, shard=(0, 2), **options) as wrapped:
+            with pytest.raises(ConfigError, match=AGAIN.format("IterableDatasetShard")):
+                next(iter(kinds["IterableDatasetShard"](OfALoader(wrapped))))
+            assert len([*OfALoader(wrapped)]) == 8  # it goes on where nobody shards it
+        with PrefetchBatchifier(numbered(), 4, 8, **options) as wrapped:
+            assert len([*kinds["IterableDatasetShard"](OfALoader(wrapped))]) == 4
 
 
 def test_a_data_loader_that_stacks_batches_is_warned() -> None:

@@ -66,28 +66,17 @@ def check(folder: Path, environment: Counter, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8192])
-def test_what_memmap_wrote(tmp_path: Path, size: int) -> None:
+def test_what_tensordict_wrote(tmp_path: Path, size: int) -> None:
     environment = Counter()
-    environment.record(9).memmap_(str(tmp_path / "td"))
+    data = environment.record(9)
+    data.set_non_tensor("note", "recorded at night")  # which is left alone
+    data.memmap_(str(tmp_path / "td"))
     check(tmp_path / "td", environment, batch_rows=size)
     probabilities = read_ted(tmp_path / "td").to_table().column("metadata_sample_log_prob").to_pylist()
     assert set(probabilities) == {0.0, -0.5}
-
-
-def test_what_to_h5_wrote(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    environment = Counter()
-    data = environment.record(9).exclude("sample_log_prob")
-    data.to_h5(str(tmp_path / "td.h5")).close()
+    data.exclude("sample_log_prob", "note").to_h5(str(tmp_path / "td.h5")).close()
     check(tmp_path / "td.h5", environment)
-
-
-def test_texts_beside_are_left_alone(tmp_path: Path) -> None:
-    environment = Counter()
-    data = environment.record(4)
-    data.set_non_tensor("note", "recorded at night")
-    data.memmap_(str(tmp_path / "td"))
-    check(tmp_path / "td", environment)
 
 
 def test_what_we_write_it_loads(tmp_path: Path) -> None:
