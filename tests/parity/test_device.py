@@ -12,23 +12,7 @@ import pytest
 import torch
 
 from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.replay import (
-    ArrayStorage,
-    LinearSchedule,
-    NextView,
-    NStep,
-    OnWrite,
-    Priorities,
-    PrioritizedSampler,
-    ReplayBuffer,
-    ReplayBufferEnsemble,
-    ReturnsToGo,
-    SamplerWithoutReplacement,
-    Schedule,
-    Slices,
-    SliceSampler,
-    VecNorm,
-)
+from mouse_core import replay as core
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Ring, RowPlan
 from mouse_jax import device as in_jax
 from mouse_jax.device.arrays import JAX
@@ -100,9 +84,9 @@ def rows(first: int, count: int, envs: int | None = None) -> dict[str, Any]:
     return {"x": number, "reward": (number % 7).astype(np.float32), "done": (number % 3 == 0) & (number % 4 > 0)}
 
 
-def host(capacity: int, sampler: Any, batch_size: int = 4, envs: int | None = None, seed: int = 0) -> ReplayBuffer:
-    storage = ArrayStorage(capacity, ndim=1 if envs is None else 2)
-    return ReplayBuffer(storage, sampler, batch_size=batch_size, seed=seed)
+def host(capacity: int, sampler: Any, batch_size: int = 4, envs: int | None = None, seed: int = 0) -> core.ReplayBuffer:
+    storage = core.ArrayStorage(capacity, ndim=1 if envs is None else 2)
+    return core.ReplayBuffer(storage, sampler, batch_size=batch_size, seed=seed)
 
 
 @pytest.mark.slow
@@ -110,7 +94,7 @@ def host(capacity: int, sampler: Any, batch_size: int = 4, envs: int | None = No
 def test_an_epoch_over_many_rows_is_that_of_the_host(make: Make, count: int) -> None:
     """More than 16,384 are not shuffled outright, and with 30,001 of them the grid has cells beyond."""
     replay = make(None, 40_000, batch_size=14_000, order="epochs", seed=2**64 - 7)
-    expected = host(40_000, SamplerWithoutReplacement(drop_last=True), 14_000, seed=2**64 - 7)
+    expected = host(40_000, core.SamplerWithoutReplacement(drop_last=True), 14_000, seed=2**64 - 7)
     for one in (expected, replay):
         one.extend(rows(0, count))
     for _ in range(2):
@@ -122,8 +106,8 @@ def test_an_epoch_over_many_rows_is_that_of_the_host(make: Make, count: int) -> 
 def test_of_many_rows_those_of_the_host_come(make: Make, count: int, alpha: float) -> None:
     """Over four levels of a tree; and of a few units, where a random number often falls on the end of a row."""
     exponents: Any = {"alpha": alpha, "beta": 0.5, "eps": 0}
-    expected = host(count, PrioritizedSampler(**exponents), 2000)
-    replay = make(None, count, batch_size=2000, priorities=Priorities(**exponents))
+    expected = host(count, core.PrioritizedSampler(**exponents), 2000)
+    replay = make(None, count, batch_size=2000, priorities=core.Priorities(**exponents))
     random = np.random.default_rng(1)
     slots = random.permutation(count).astype(np.int32)
     values = random.exponential(size=count) if alpha < 1 else slots % 3 / 2**24
@@ -136,9 +120,9 @@ def test_of_many_rows_those_of_the_host_come(make: Make, count: int, alpha: floa
 
 @pytest.mark.slow
 def test_beta_may_be_a_number_a_schedule_or_a_function(make: Make) -> None:
-    schedule = LinearSchedule(0.0, 0.5, 2)
-    expected = host(40, PrioritizedSampler(1, schedule, 0), 64)
-    replay = make(None, 40, batch_size=64, priorities=Priorities(alpha=1, beta=schedule, eps=0))
+    schedule = core.LinearSchedule(0.0, 0.5, 2)
+    expected = host(40, core.PrioritizedSampler(1, schedule, 0), 64)
+    replay = make(None, 40, batch_size=64, priorities=core.Priorities(alpha=1, beta=schedule, eps=0))
     for one in (expected, replay):
         one.extend(rows(0, 2))
     expected.update_priority(np.arange(2), np.array([1.0, 4.0]))
@@ -154,7 +138,7 @@ def test_beta_may_be_a_number_a_schedule_or_a_function(make: Make) -> None:
 
 @pytest.mark.slow
 def test_one_priority_may_stand_for_a_slice(make: Make) -> None:
-    replay = make(slices=Slices(sequence_length=3, pad=False), priorities=Priorities(alpha=1, eps=0))
+    replay = make(slices=core.Slices(sequence_length=3, pad=False), priorities=core.Priorities(alpha=1, eps=0))
     replay.extend({**rows(0, 6), "done": np.zeros(6, bool)})
     replay.set_priorities([[0, 1], [2, 3]], np.array([[0.0], [7.0]], np.float32))
     assert set(replay.sample()["x"][:, 0].tolist()) <= {2, 3}
@@ -180,7 +164,7 @@ def test_a_queue_says_when_it_would_write_over_what_has_not_come(make: Make) -> 
     assert not several.can_sample()
 
 
-SCHEDULE = Schedule({0: [7, 3], 4: [3, 7], 8: [1, 0]})
+SCHEDULE = core.Schedule({0: [7, 3], 4: [3, 7], 8: [1, 0]})
 
 
 @pytest.mark.slow
@@ -189,11 +173,11 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
     replays, buffers = [], []
     for number in range(2):
         slices: Any = {"sequence_length": 3, "pad": not number}
-        replays.append(make(None, 20, batch_size=1, slices=Slices(**slices)))
-        buffers.append(host(20, SliceSampler(**slices)))
+        replays.append(make(None, 20, batch_size=1, slices=core.Slices(**slices)))
+        buffers.append(host(20, core.SliceSampler(**slices)))
         for one in (replays[-1], buffers[-1]):
             one.extend(rows(1000 * number, 11))
-    expected = ReplayBufferEnsemble(*buffers, p=SCHEDULE, batch_size=5, seed=2**63 + 5)
+    expected = core.ReplayBufferEnsemble(*buffers, p=SCHEDULE, batch_size=5, seed=2**63 + 5)
     if isinstance(replays[0], JaxReplay):
         states = [replay.state for replay in replays]
         draw = jax.jit(lambda number: in_jax.sample_ensemble(states, number, 5, p=SCHEDULE, seed=2**63 + 5))
@@ -215,40 +199,48 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ({"capacity": 0}, ConfigError, "capacity: expected"),
         ({"capacity": 2**30}, ConfigError, "less than 2\\*\\*30 rows"),
         ({"num_envs": 5}, ConfigError, "a multiple of the 5 environments, found 12"),
-        ({"transform": NStep(2, 0.9, takes="arrived")}, ConfigError, "for 'outgoing' rows"),
-        ({"transform": VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps statistics of all rows"),
-        ({"transform": OnWrite(ReturnsToGo())}, ConfigError, "which changes rows that are written"),
+        ({"transform": core.NStep(2, 0.9, takes="arrived")}, ConfigError, "for 'outgoing' rows"),
+        ({"transform": core.VecNorm("reward")}, ConfigError, "VecNorm.*, which keeps statistics of all rows"),
+        ({"transform": core.OnWrite(core.ReturnsToGo())}, ConfigError, "which changes rows that are written"),
         ({"row": {"index": 0.0}}, SchemaError, r"without the fields \['index'\]"),
-        ({"row": {"priority_weight": 0.0}, "priorities": Priorities()}, SchemaError, "priority_weight"),
+        ({"row": {"priority_weight": 0.0}, "priorities": core.Priorities()}, SchemaError, "priority_weight"),
         ({"row": {"reward": "much"}}, SchemaError, "'reward': expected an? (array|tensor) of numbers"),
         ({"row": {"when": np.datetime64("2000-01-01")}}, SchemaError, "'when': expected an? (array|tensor) of numbers"),
         ({"row": {}}, SchemaError, "at least one field, found {}"),
         (
-            {"row": {"reward": 0.0}, "slices": Slices(sequence_length=3)},
+            {"row": {"reward": 0.0}, "slices": core.Slices(sequence_length=3)},
             MissingFieldError,
             "or one of the fields .*'done'",
         ),
-        ({"slices": Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
-        ({"slices": Slices(sequence_length=3, traj_key="reward")}, SchemaError, "expected integers as trajectory ids"),
+        ({"slices": core.Slices(sequence_length=3, end_key="over")}, MissingFieldError, "found 'over'"),
         (
-            {"slices": Slices(sequence_length=3, pad=0.5)},
+            {"slices": core.Slices(sequence_length=3, traj_key="reward")},
+            SchemaError,
+            "expected integers as trajectory ids",
+        ),
+        (
+            {"slices": core.Slices(sequence_length=3, pad=0.5)},
             ConfigError,
             "the dtype of field '(done|x)', can represent, found 0.5",
         ),
         (
-            {"slices": Slices(sequence_length=13, pad=False)},
+            {"slices": core.Slices(sequence_length=13, pad=False)},
             ConfigError,
             "at most 12, the capacity in time steps.* found 13",
         ),
-        ({"slices": Slices(sequence_length=3, period=2**30)}, ConfigError, "period: expected less than 2\\*\\*30"),
-        ({"num_envs": ..., "slices": Slices(sequence_length=3)}, ConfigError, "num_envs: expected .* for slices"),
-        ({"num_envs": ..., "transform": NextView()}, ConfigError, "num_envs: expected .* for NextView"),
+        ({"slices": core.Slices(sequence_length=3, period=2**30)}, ConfigError, "period: expected less than 2\\*\\*30"),
+        ({"num_envs": ..., "slices": core.Slices(sequence_length=3)}, ConfigError, "num_envs: expected .* for slices"),
+        ({"num_envs": ..., "transform": core.NextView()}, ConfigError, "num_envs: expected .* for NextView"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),
         ({"order": "newest"}, ConfigError, "order: expected one of"),
-        ({"order": "queue", "slices": Slices(sequence_length=2)}, ConfigError, "or 'epochs' for slices, found 'queue'"),
-        ({"order": "epochs", "slices": Slices(sequence_length=2, period=2)}, ConfigError, "period: expected 1"),
+        (
+            {"order": "queue", "slices": core.Slices(sequence_length=2)},
+            ConfigError,
+            "or 'epochs' for slices, found 'queue'",
+        ),
+        ({"order": "epochs", "slices": core.Slices(sequence_length=2, period=2)}, ConfigError, "period: expected 1"),
         ({"order": "epochs", "batch_size": 13}, ConfigError, "at most 12, the capacity"),
-        ({"order": "epochs", "priorities": Priorities()}, ConfigError, "expected order='random', found 'epochs'"),
+        ({"order": "epochs", "priorities": core.Priorities()}, ConfigError, "expected order='random', found 'epochs'"),
     ],
 )
 def test_what_cannot_be_made_is_refused_at_once(make: Make, options: Any, error: type[Exception], words: str) -> None:
@@ -259,7 +251,7 @@ def test_what_cannot_be_made_is_refused_at_once(make: Make, options: Any, error:
 @pytest.mark.parametrize("beta", [-1, float("nan"), "x", torch.ones(2), jnp.ones(2)], ids=repr)
 def test_what_is_no_beta(beta: Any) -> None:
     with pytest.raises(ConfigError, match=r"beta: expected a .*number of 0 or more"):
-        Priorities(beta=beta)
+        core.Priorities(beta=beta)
 
 
 @pytest.mark.parametrize(
@@ -281,11 +273,11 @@ def test_rows_of_another_kind_are_refused(make: Make, changed: Any, error: Any, 
 
 
 def test_a_sample_that_cannot_be_is_refused(make: Make) -> None:
-    lacking = make({"done": False}, transform=NStep(2, 0.9))
+    lacking = make({"done": False}, transform=core.NStep(2, 0.9))
     lacking.extend({"done": np.zeros(4, bool)})
     with pytest.raises(MissingFieldError, match="NStep: expected a field 'reward'"):
         lacking.sample()
-    replay, slices = make(), make(slices=Slices(sequence_length=3, pad=False))
+    replay, slices = make(), make(slices=core.Slices(sequence_length=3, pad=False))
     with pytest.raises(ConfigError, match="expected rows, found none"):
         replay.sample()
     replay.extend({name: values[0] for name, values in rows(0, 1).items()})
@@ -305,7 +297,7 @@ def test_a_sample_that_cannot_be_is_refused(make: Make) -> None:
 
 
 def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
-    plain, replay = make(), make(priorities=Priorities(alpha=1, eps=0))
+    plain, replay = make(), make(priorities=core.Priorities(alpha=1, eps=0))
     for one in (plain, replay):
         one.extend(rows(0, 4))
     with pytest.raises(ConfigError, match="created with priorities=, found a replay without"):
@@ -330,7 +322,7 @@ def test_priorities_that_cannot_be_are_refused(make: Make) -> None:
 
 @pytest.mark.slow
 def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) -> None:
-    replay = make(None, 40, batch_size=64, priorities=Priorities(alpha=1, beta=1, eps=0))
+    replay = make(None, 40, batch_size=64, priorities=core.Priorities(alpha=1, beta=1, eps=0))
     replay.extend(rows(0, 4))
     slots, values = (
         np.array([0, 0, 1, 1, 2, 3, -1, 4], np.int32),
@@ -338,12 +330,12 @@ def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) 
     )
     if isinstance(replay, JaxReplay):
         replay.state = jax.jit(in_jax.set_priorities)(replay.state, slots, values)
-        in_jax.to_host(replay.state, held := host(40, PrioritizedSampler(1, 1, 0), 64))
+        in_jax.to_host(replay.state, held := host(40, core.PrioritizedSampler(1, 1, 0), 64))
     else:
         torch.compile(in_torch.Replay.set_priorities, fullgraph=True, backend="eager")(
             replay, torch.as_tensor(slots), torch.as_tensor(values)
         )
-        replay.to_host(held := host(40, PrioritizedSampler(1, 1, 0), 64))
+        replay.to_host(held := host(40, core.PrioritizedSampler(1, 1, 0), 64))
     assert {*held.sample()["index"].tolist()} == {*replay.sample()["index"].tolist()} == {3}
     replay.set_priorities([3], [0.0])
     assert {*replay.sample()["index"].tolist()} == {0, 2}
@@ -351,7 +343,7 @@ def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) 
 
 @pytest.mark.parametrize("package", [in_torch.Replay, JaxReplay], ids=["torch", "jax"])
 def test_what_lies_under_a_mask_is_no_row_and_no_priority(package: Any) -> None:
-    replay = package({"x": np.float32(0)}, 8, batch_size=4, num_envs=None, priorities=Priorities())
+    replay = package({"x": np.float32(0)}, 8, batch_size=4, num_envs=None, priorities=core.Priorities())
     hidden = np.ma.masked_array([1.0, 2.0], [True, False], np.float32)
     with pytest.raises(DataError, match=r"field 'x'.*expected a value, found a masked value"):
         replay.extend({"x": hidden})
@@ -399,14 +391,14 @@ class Varied(Newest):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "slices"), [(Newest(), Slices(sequence_length=3, end_key="done")), (Varied(among=8), None)]
+    ("sampler", "slices"), [(Newest(), core.Slices(sequence_length=3, end_key="done")), (Varied(among=8), None)]
 )
 def test_a_sampler_of_ones_own_draws_the_same_everywhere(
-    sampler: Newest, slices: Slices | None, tmp_path: Path
+    sampler: Newest, slices: core.Slices | None, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_envs": None, "slices": slices, "sampler": sampler}
     state = in_jax.init(ROW, 30, seed=5, **options)
-    host = ReplayBuffer(ArrayStorage(30), HostSampler(state.layout.sampler), batch_size=4, seed=5)
+    host = core.ReplayBuffer(core.ArrayStorage(30), HostSampler(state.layout.sampler), batch_size=4, seed=5)
     eager, compiled = (in_torch.Replay(ROW, 30, seed=5, **options) for _ in range(2))
     draw = torch.compile(compiled.sample, fullgraph=True, backend="eager")
     seeds = jax.vmap(lambda seed: in_jax.init(ROW, 30, seed=seed, **options))(jnp.array([4, 5]))

@@ -8,40 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import mouse_core.replay
 from mouse_core import ConfigError
+from mouse_core import replay as core
 from mouse_core.nested import flatten
-from mouse_core.replay import (
-    Apply,
-    ArrayStorage,
-    BurnIn,
-    Cast,
-    CatFrames,
-    CenterCrop,
-    Compose,
-    Compress,
-    Concatenate,
-    Exclude,
-    GrayScale,
-    HindsightRelabel,
-    MarkSlices,
-    NextView,
-    NStep,
-    OnWrite,
-    Pad,
-    RandomSampler,
-    RandomTimeCrop,
-    Rename,
-    ReplayBuffer,
-    Resize,
-    ReturnsToGo,
-    Select,
-    Slices,
-    SliceSampler,
-    ToFloatImage,
-    Transitions,
-    VecNorm,
-)
 from mouse_jax import device as in_jax
 from mouse_torch import device as in_torch
 from tests.torch.test_device import Seen
@@ -49,36 +18,36 @@ from tests.torch.test_device import Seen
 LENGTH: Any = {"sequence_length": 4}
 # In an order in which they go together, too.
 OF_ROWS: dict[str, Any] = {
-    "CenterCrop": CenterCrop("image", size=(3, 4)),
-    "GrayScale": GrayScale("image"),
-    "Resize": Resize("image", size=(3, 9)),
-    "Resize to the nearest": Resize("image", size=(5, 7), method="nearest"),
-    "ToFloatImage": ToFloatImage("image", channels="first"),
-    "Apply": Apply({"obs": lambda values: values * 2 + 1}),
-    "Concatenate": Concatenate("obs", "reward", to="both", keep=True),
-    "Cast": Cast({"obs": "float16"}, every={"bool": "int8"}),
-    "Transitions": Transitions(),
-    "NStep": NStep(3, 0.9),
-    "Exclude": Exclude("image"),
+    "CenterCrop": core.CenterCrop("image", size=(3, 4)),
+    "GrayScale": core.GrayScale("image"),
+    "Resize": core.Resize("image", size=(3, 9)),
+    "Resize to the nearest": core.Resize("image", size=(5, 7), method="nearest"),
+    "ToFloatImage": core.ToFloatImage("image", channels="first"),
+    "Apply": core.Apply({"obs": lambda values: values * 2 + 1}),
+    "Concatenate": core.Concatenate("obs", "reward", to="both", keep=True),
+    "Cast": core.Cast({"obs": "float16"}, every={"bool": "int8"}),
+    "Transitions": core.Transitions(),
+    "NStep": core.NStep(3, 0.9),
+    "Exclude": core.Exclude("image"),
 }
 OF_SLICES: dict[str, Any] = {
-    "MarkSlices": MarkSlices(first="is_init", last=["done", "over"]),
-    "ReturnsToGo": ReturnsToGo(0.9),
-    "BurnIn": BurnIn(lambda first: {"hidden": first["obs"].sum(1)}, steps=2),
-    "NextView": NextView(),
-    "Compose": Compose(Exclude("image"), Apply({"obs": lambda values: values * 2 + 1})),
-    "Select": Select("obs"),
+    "MarkSlices": core.MarkSlices(first="is_init", last=["done", "over"]),
+    "ReturnsToGo": core.ReturnsToGo(0.9),
+    "BurnIn": core.BurnIn(lambda first: {"hidden": first["obs"].sum(1)}, steps=2),
+    "NextView": core.NextView(),
+    "Compose": core.Compose(core.Exclude("image"), core.Apply({"obs": lambda values: values * 2 + 1})),
+    "Select": core.Select("obs"),
 }
 REFUSED: dict[str, tuple[Any, str]] = {
-    "CatFrames": (CatFrames("obs", frames=2), "reads other rows"),
-    "Compress": (Compress("image", shape=(4, 6, 3)), "changes rows that are written"),
-    "HindsightRelabel": (HindsightRelabel(compute_reward=lambda *_: 0), "draws random numbers"),
-    "OnWrite": (OnWrite(ReturnsToGo()), "changes rows that are written"),
-    "Pad": (Pad("obs"), "rows of different lengths"),
-    "RandomTimeCrop": (RandomTimeCrop(2), "draws random numbers"),
-    "Rename": (Rename({"obs": "observation"}), "changes rows that are written"),
-    "VecNorm": (VecNorm("obs"), "keeps statistics of all rows"),
-    "a Cast of rows": (Cast(stored={"obs": "float16"}), "changes rows that are written"),
+    "CatFrames": (core.CatFrames("obs", frames=2), "reads other rows"),
+    "Compress": (core.Compress("image", shape=(4, 6, 3)), "changes rows that are written"),
+    "HindsightRelabel": (core.HindsightRelabel(compute_reward=lambda *_: 0), "draws random numbers"),
+    "OnWrite": (core.OnWrite(core.ReturnsToGo()), "changes rows that are written"),
+    "Pad": (core.Pad("obs"), "rows of different lengths"),
+    "RandomTimeCrop": (core.RandomTimeCrop(2), "draws random numbers"),
+    "Rename": (core.Rename({"obs": "observation"}), "changes rows that are written"),
+    "VecNorm": (core.VecNorm("obs"), "keeps statistics of all rows"),
+    "a Cast of rows": (core.Cast(stored={"obs": "float16"}), "changes rows that are written"),
 }
 EXAMPLE = {"image": np.zeros((4, 6, 3), np.uint8), "obs": np.zeros(2, np.float32), "reward": 0.0, "done": False}
 SIZES: dict[str, Any] = {"batch_size": 5, "seed": 7}
@@ -99,13 +68,13 @@ def given(name: str) -> dict[str, Any]:
     sliced = name == "all of slices" or name in OF_SLICES
     own = OF_SLICES if sliced else OF_ROWS
     transform = [*own.values()] if name.startswith("all") else own[name]
-    return {"transform": transform, "slices": Slices(**LENGTH) if sliced else None, **SIZES}
+    return {"transform": transform, "slices": core.Slices(**LENGTH) if sliced else None, **SIZES}
 
 
 def expected(name: str) -> dict[Any, Any]:
     options = given(name)
-    sampler = SliceSampler(**LENGTH) if options.pop("slices") else RandomSampler()
-    buffer = ReplayBuffer(ArrayStorage(20), sampler, **options)
+    sampler = core.SliceSampler(**LENGTH) if options.pop("slices") else core.RandomSampler()
+    buffer = core.ReplayBuffer(core.ArrayStorage(20), sampler, **options)
     buffer.extend(rows(18))
     return flatten(buffer.sample())
 
@@ -120,13 +89,13 @@ def agree(found: dict[Any, Any], batch: dict[Any, Any]) -> None:
 
 
 def test_none_is_left_out() -> None:
-    room = f"{mouse_core.replay.__name__}.transforms"
-    there = {name for name in mouse_core.replay.__all__ if _module(name).startswith(room)}
+    room = f"{core.__name__}.transforms"
+    there = {name for name in core.__all__ if _module(name).startswith(room)}
     assert there == {name for name in (*OF_ROWS, *OF_SLICES, *REFUSED) if name.isidentifier()}
 
 
 def _module(name: str) -> str:
-    return str(getattr(getattr(mouse_core.replay, name), "__module__", ""))
+    return str(getattr(getattr(core, name), "__module__", ""))
 
 
 @pytest.mark.parametrize("name", [*OF_ROWS, *OF_SLICES])
@@ -182,12 +151,14 @@ def team(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("transform", [[Transitions(), NStep(4, 0.9)], ReturnsToGo(0.9)], ids=["rows", "slices"])
+@pytest.mark.parametrize(
+    "transform", [[core.Transitions(), core.NStep(4, 0.9)], core.ReturnsToGo(0.9)], ids=["rows", "slices"]
+)
 def test_agents_that_end_one_by_one(transform: Any, compiled: bool) -> None:
-    slices = Slices(sequence_length=7) if isinstance(transform, ReturnsToGo) else None
-    sampler = RandomSampler() if slices is None else SliceSampler(sequence_length=7)
+    slices = core.Slices(sequence_length=7) if isinstance(transform, core.ReturnsToGo) else None
+    sampler = core.RandomSampler() if slices is None else core.SliceSampler(sequence_length=7)
     options: dict[str, Any] = {"transform": transform, "batch_size": 9, "seed": 7}
-    buffer = ReplayBuffer(ArrayStorage(40), sampler, **options)
+    buffer = core.ReplayBuffer(core.ArrayStorage(40), sampler, **options)
     buffer.extend(team(40))
     batch = flatten(buffer.sample())
     example = {name: values[0] for name, values in team(10).items()}

@@ -12,34 +12,12 @@ import torch
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import replay
+from mouse_core import replay as core
 from mouse_core.errors import ClosedError, ConfigError, WorkerError
-from mouse_core.replay import (
-    Apply,
-    ArrayStorage,
-    BurnIn,
-    CatFrames,
-    Compose,
-    Compress,
-    Concatenate,
-    ConsumingSampler,
-    HindsightRelabel,
-    LinearSchedule,
-    MarkSlices,
-    NextView,
-    NStep,
-    PrioritizedSampler,
-    RandomTimeCrop,
-    ReturnsToGo,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    StalenessSampler,
-    VecNorm,
-)
 from tests.comparing import host, leaves, same
 
 PACKAGES: dict[str, tuple[ModuleType, Any]] = {
-    "numpy": (mouse_core, replay),
+    "numpy": (mouse_core, core),
     "torch": (mouse_torch, mouse_torch),
     "jax": (mouse_jax, mouse_jax),
 }
@@ -65,52 +43,59 @@ def reached(achieved: Any, goal: Any, batch: Any) -> Any:
     return -((achieved - goal) ** 2).sum(-1)
 
 
-def relabel(**options: Any) -> HindsightRelabel:
+def relabel(**options: Any) -> core.HindsightRelabel:
     names = {"goal": ("observation", "desired_goal"), "achieved": ("observation", "achieved_goal")}
-    return HindsightRelabel(compute_reward=reached, **names, **options)
+    return core.HindsightRelabel(compute_reward=reached, **names, **options)
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "transitions": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "flat": lambda: {"transitions": True, "transform": NStep(2, 0.9), "storage": ArrayStorage(60, alignment="arrived")},
+    "transitions": lambda: {"transform": core.Compose(core.NextView(), core.NStep(3, 0.9))},
+    "flat": lambda: {
+        "transitions": True,
+        "transform": core.NStep(2, 0.9),
+        "storage": core.ArrayStorage(60, alignment="arrived"),
+    },
     "priorities": lambda: {
-        "sampler": PrioritizedSampler(0.7, LinearSchedule(0.4, 1.0, 10)),
-        "transform": NStep(2, 0.5, takes="arrived"),
-        "storage": ArrayStorage(60, alignment="arrived"),
+        "sampler": core.PrioritizedSampler(0.7, core.LinearSchedule(0.4, 1.0, 10)),
+        "transform": core.NStep(2, 0.5, takes="arrived"),
+        "storage": core.ArrayStorage(60, alignment="arrived"),
     },
     "crops": lambda: {
-        "sampler": SliceSampler(sequence_length=5, end_key="done", strict_length=False, pad=True),
-        "transform": [RandomTimeCrop(3), ReturnsToGo(0.9)],
+        "sampler": core.SliceSampler(sequence_length=5, end_key="done", strict_length=False, pad=True),
+        "transform": [core.RandomTimeCrop(3), core.ReturnsToGo(0.9)],
     },
     "marks": lambda: {
-        "sampler": SliceSampler(sequence_length=3, dilation=2, end_key="done"),
-        "transform": MarkSlices(first="is_init", last=("next", "cut")),
+        "sampler": core.SliceSampler(sequence_length=3, dilation=2, end_key="done"),
+        "transform": core.MarkSlices(first="is_init", last=("next", "cut")),
     },
-    "consuming": lambda: {"sampler": ConsumingSampler(4)},
-    "versions": lambda: {"sampler": StalenessSampler(2, weight=lambda age: 1 / (age + 1), version_key="action")},
-    "epochs": lambda: {"sampler": SamplerWithoutReplacement()},
+    "consuming": lambda: {"sampler": core.ConsumingSampler(4)},
+    "versions": lambda: {"sampler": core.StalenessSampler(2, weight=lambda age: 1 / (age + 1), version_key="action")},
+    "epochs": lambda: {"sampler": core.SamplerWithoutReplacement()},
     "hindsight": lambda: {"transform": relabel(horizon=7)},
     "normalised": lambda: {
         "transform": [
-            VecNorm(("observation", "achieved_goal"), "reward", decay=0.98),
-            Compress(("observation", "desired_goal"), shape=(1,), dtype="float32"),
-            Apply({"action": lambda action: (action * 2).clip(0, 4)}),
+            core.VecNorm(("observation", "achieved_goal"), "reward", decay=0.98),
+            core.Compress(("observation", "desired_goal"), shape=(1,), dtype="float32"),
+            core.Apply({"action": lambda action: (action * 2).clip(0, 4)}),
         ]
     },
     "frames": lambda: {
-        "sampler": SliceSampler(sequence_length=4, end_key="done"),
+        "sampler": core.SliceSampler(sequence_length=4, end_key="done"),
         "transform": [
-            CatFrames(("observation", "achieved_goal"), frames=3),
-            Concatenate(("observation", "achieved_goal"), "reward", to="state"),
-            BurnIn(lambda first: {"hidden": first["state"].sum(axis=1)}, steps=2),
+            core.CatFrames(("observation", "achieved_goal"), frames=3),
+            core.Concatenate(("observation", "achieved_goal"), "reward", to="state"),
+            core.BurnIn(lambda first: {"hidden": first["state"].sum(axis=1)}, steps=2),
         ],
     },
-    "environments": lambda: {"storage": ArrayStorage(60, ndim=2), "transform": Compose(NextView(), NStep(3, 0.9))},
+    "environments": lambda: {
+        "storage": core.ArrayStorage(60, ndim=2),
+        "transform": core.Compose(core.NextView(), core.NStep(3, 0.9)),
+    },
 }
 
 
 def make(name: str, case: str) -> Any:
-    options = {"storage": ArrayStorage(60), "batch_size": 10, "seed": 9, **CASES[case]()}
+    options = {"storage": core.ArrayStorage(60), "batch_size": 10, "seed": 9, **CASES[case]()}
     return PACKAGES[name][1].ReplayBuffer(**options)
 
 
@@ -186,7 +171,7 @@ def test_an_ensemble_is_prefetched(name: str) -> None:
     for number, member in enumerate(plain):
         write(member, "transitions", number)
     with package.PrefetchBatchifier(buffers.ReplayBufferEnsemble(*members, p=[0.3, 0.7], batch_size=10)) as loader:
-        other = replay.ReplayBufferEnsemble(*plain, p=[0.3, 0.7], batch_size=10)
+        other = core.ReplayBufferEnsemble(*plain, p=[0.3, 0.7], batch_size=10)
         for _ in range(5):
             same(loader.next_batch(), other.sample())
 
@@ -198,7 +183,7 @@ def test_failures_of_prefetching(name: str) -> None:
     def broken(batch: Any) -> Any:
         raise ValueError("broken on purpose")
 
-    buffer = buffers.ReplayBuffer(ArrayStorage(8), transform=broken, batch_size=2)
+    buffer = buffers.ReplayBuffer(core.ArrayStorage(8), transform=broken, batch_size=2)
     loader = package.PrefetchBatchifier(buffer)
     with pytest.raises(ConfigError, match="empty buffer"):
         loader.next_batch()
@@ -212,7 +197,7 @@ def test_failures_of_prefetching(name: str) -> None:
     with pytest.raises(ConfigError, match=r"seed: expected the default, .* cannot be used with a replay buffer"):
         package.PrefetchBatchifier(buffer, seed=3)
     with pytest.raises(ConfigError, match="batch_size"):
-        package.PrefetchBatchifier(buffers.ReplayBuffer(ArrayStorage(8)))
+        package.PrefetchBatchifier(buffers.ReplayBuffer(core.ArrayStorage(8)))
 
 
 def test_parts_generations_and_routes_in_all_packages() -> None:
@@ -221,7 +206,7 @@ def test_parts_generations_and_routes_in_all_packages() -> None:
     for name, (_, package) in PACKAGES.items():
         wrap = arrays[name]
         buffer = package.PrioritizedReplayBuffer(
-            storage=ArrayStorage(6), batch_size=5, seed=3, generations=True, priority_reduction="max"
+            storage=core.ArrayStorage(6), batch_size=5, seed=3, generations=True, priority_reduction="max"
         )
         buffer.extend({"row": wrap(np.arange(6)), "value": wrap(np.zeros(6, np.float32))})
         batch = buffer.sample()
@@ -230,9 +215,9 @@ def test_parts_generations_and_routes_in_all_packages() -> None:
             batch["index"], wrap(np.arange(10.0, dtype=np.float32).reshape(5, 2)), batch["generation"]
         )
         updated = buffer.update_if_present(batch["index"], batch["generation"], {"value": wrap(np.ones(5, np.float32))})
-        plain = buffer.with_parts(sampler=SamplerWithoutReplacement(shuffle=False))
+        plain = buffer.with_parts(sampler=core.SamplerWithoutReplacement(shuffle=False))
         later = plain.sample(6)
-        mixed = package.ReplayBufferEnsemble(buffer, package.ReplayBuffer(ArrayStorage(4)), batch_size=4)
+        mixed = package.ReplayBufferEnsemble(buffer, package.ReplayBuffer(core.ArrayStorage(4)), batch_size=4)
         routed = mixed.extend(
             {"row": wrap(np.arange(3)), "value": wrap(np.ones(3, np.float32))}, wrap(np.array([1, 0, 1]))
         )

@@ -17,14 +17,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 import mouse_core.replay as core
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import flatten, map_tree
-from mouse_core.replay import (
-    ArrayStorage,
-    ListStorage,
-    MemmapStorage,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    SliceSampler,
-)
 from mouse_core.replay.source import BufferSource
 from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance
@@ -67,7 +59,7 @@ def assert_batch(found: TensorDict, wanted: dict[str, Any]) -> None:
 
 def storage_of(kind: str, size: int = 64, **options: Any) -> Any:
     if kind == "array":
-        return ArrayStorage(size, **options)
+        return core.ArrayStorage(size, **options)
     return TensorStorage(size, device="cuda" if kind == "cuda" else "cpu", **options)
 
 
@@ -77,7 +69,7 @@ KINDS = ["array", "tensor", CUDA]
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_have_their_size_and_their_device(kind: str) -> None:
     device = "cuda" if kind == "cuda" else None
-    for sampler, size in ((None, [4]), (SliceSampler(sequence_length=3, end_key="done"), [4, 3])):
+    for sampler, size in ((None, [4]), (core.SliceSampler(sequence_length=3, end_key="done"), [4, 3])):
         buffer = ReplayBuffer(storage_of(kind), sampler, batch_size=4, device=device)
         buffer.extend(as_td(rows(25), [25]))
         batch = buffer.sample()
@@ -93,7 +85,7 @@ def np_tree(found: TensorDict) -> dict[str, Any]:
 
 
 def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
-    buffer = ReplayBuffer(TensorStorage(8), PrioritizedSampler(), batch_size=4)
+    buffer = ReplayBuffer(TensorStorage(8), core.PrioritizedSampler(), batch_size=4)
     buffer.extend(as_td(rows(11), [11]))
     for other in (copy.deepcopy(buffer), ForkingPickler.loads(ForkingPickler.dumps(buffer))):
         assert_batch(other[:], np_tree(buffer[:]))
@@ -151,10 +143,10 @@ def test_an_axis_that_is_called_time_is_time(
     done = torch.zeros(*size, 1, dtype=torch.bool)
     fields = {"step": step, "env": env, "next": {"done": done, "obs": torch.randn(*size, 4)}, "td_error": step + 1.0}
     written = TensorDict(fields, batch_size=size, names=names)
-    kept = MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
+    kept = core.MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
     storage = kept or storage_of("array" if kind == "core" else kind, 120, ndim=2)
     made = core.ReplayBuffer if kind == "core" else partial(ReplayBuffer, device="cuda" if kind == "cuda" else None)
-    buffer = made(storage, PrioritizedSliceSampler(sequence_length=4), batch_size=30)
+    buffer = made(storage, core.PrioritizedSliceSampler(sequence_length=4), batch_size=30)
     index = buffer.extend(written)
     assert index.shape == tuple(size)
     found, batch = (
@@ -172,35 +164,35 @@ def test_an_axis_that_is_called_time_is_time(
 
 
 def test_objects_tuples_and_text() -> None:
-    buffer = ReplayBuffer(ListStorage(10), batch_size=5)
+    buffer = ReplayBuffer(core.ListStorage(10), batch_size=5)
     buffer.extend(["a", "b", "c"])
     found = buffer.sample()
     assert [found["data"][place] for place in range(5)] == ["abc"[i] for i in found["index"].tolist()]
     pair = namedtuple("pair", "obs reward")
     given = (pair(torch.ones(3, 2), torch.zeros(3)), (torch.ones(3, 2), [torch.zeros(3), torch.ones(3)]))
     for rows, names in zip(given, ({"obs", "reward"}, {"0", "1"}), strict=True):
-        buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
+        buffer = ReplayBuffer(core.ArrayStorage(10), batch_size=2)
         buffer.extend(rows)
         assert {*buffer.sample()["data"].keys()} == names
     assert buffer[0]["0"].tolist() == [1, 1]
-    named = ReplayBuffer(ArrayStorage(10), batch_size=3)
+    named = ReplayBuffer(core.ArrayStorage(10), batch_size=3)
     named.extend({"name": np.array(["x", "yy"]), "value": torch.zeros(2)})
     assert named.sample()["name"][0] in ("x", "yy")
 
 
 @pytest.mark.cuda
 def test_other_storages_move_to_the_device() -> None:
-    buffer = ReplayBuffer(ArrayStorage(arrays=rows(20)), batch_size=4, device="cuda")
+    buffer = ReplayBuffer(core.ArrayStorage(arrays=rows(20)), batch_size=4, device="cuda")
     assert isinstance(buffer.storage, TensorStorage)
     assert buffer.storage.device.type == "cuda"
     assert len(buffer) == 20
     assert buffer.sample()["obs", "vector"].is_cuda
     assert buffer[3]["reward"].is_cuda
     with pytest.raises(ConfigError, match="expected a writer that overwrites the oldest rows"):
-        ReplayBuffer(ArrayStorage(3), writer=core.MaxValueWriter("reward"), device="cuda")
+        ReplayBuffer(core.ArrayStorage(3), writer=core.MaxValueWriter("reward"), device="cuda")
     with pytest.raises(ConfigError, match="the device of the storage"):
         ReplayBuffer(TensorStorage(3, device="cuda"))
-    listed = ReplayBuffer(ListStorage(10), batch_size=4, device="cuda")
+    listed = ReplayBuffer(core.ListStorage(10), batch_size=4, device="cuda")
     listed.extend([as_td({"x": np.ones(2, np.float32)}, []) for _ in range(3)])
     assert listed.sample()["x"].is_cuda
 
@@ -240,7 +232,7 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
         return made(*size, **options)
 
     monkeypatch.setattr(torch, "empty", empty)
-    buffer, other = (ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4) for _ in range(2))
+    buffer, other = (ReplayBuffer(core.ArrayStorage(64), batch_size=8, seed=4) for _ in range(2))
     for member in (buffer, other):
         member.extend({**rows(30), "name": np.array(["a", "b", "c"] * 10)})
     source = BufferSource(buffer, None, 1)
@@ -258,9 +250,9 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["array", "list", "cuda"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prefetching_to_the_device(kind: str, workers: int) -> None:
-    storage = ListStorage(64) if kind == "list" else storage_of(kind)
+    storage = core.ListStorage(64) if kind == "list" else storage_of(kind)
     buffer = ReplayBuffer(storage, batch_size=8, seed=4, device="cuda" if kind == "cuda" else None)
-    other = core.ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4)
+    other = core.ReplayBuffer(core.ArrayStorage(64), batch_size=8, seed=4)
     for member in (buffer, other):
         member.extend(rows(30))
     busy = torch.randn(1024, 1024, device="cuda")
@@ -275,7 +267,7 @@ def test_prefetching_to_the_device(kind: str, workers: int) -> None:
 
 
 def test_rows_of_a_list_storage_are_tensordicts_one_by_one() -> None:
-    buffer = ReplayBuffer(ListStorage(10))
+    buffer = ReplayBuffer(core.ListStorage(10))
     rows = {"obs": torch.arange(10).reshape(5, 2), "next": {"reward": torch.ones(5)}}
     buffer.extend(TensorDict(rows, batch_size=[5]))
     assert [row["obs"].tolist() for row in buffer[1:3]] == [[2, 3], [4, 5]]
@@ -285,7 +277,7 @@ def test_rows_of_a_list_storage_are_tensordicts_one_by_one() -> None:
     buffer.extend([{"obs": torch.zeros(2), "words": ["p", "q"]}, {"obs": torch.zeros(2), "words": ["p"]}])
     assert [(row.batch_size, list(row["words"])) for row in buffer[:]] == [((), ["p", "q"]), ((), ["p"])]
     assert list(buffer[1]["words"]) == ["p"]
-    objects = ReplayBuffer(ListStorage(10))
+    objects = ReplayBuffer(core.ListStorage(10))
     objects.extend([torch.zeros(2), "text", [1, 2]])
     assert isinstance(objects[:][0], torch.Tensor)
     assert objects[:][1:] == ["text", [1, 2]]
@@ -308,7 +300,7 @@ def row_of(*lead: int, text: str = "one") -> Any:
     return Row(x=torch.ones(*lead, 2), answer=answer, batch_size=lead)
 
 
-@pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
+@pytest.mark.parametrize("make", [core.ArrayStorage, core.ListStorage, TensorStorage])
 def test_tensorclasses_and_lazy_stacks_are_rows(make: Any) -> None:
     buffer = ReplayBuffer(make(10), batch_size=2)
     assert buffer.append(row_of()) == 0
@@ -367,7 +359,7 @@ def test_sequences_are_those_of_torchrl() -> None:
     theirs.extend(TensorDict({"x": torch.arange(30), ("next", "done"): torch.tensor(done)[:, None]}, [30]))
     for burn_in, length, bootstrap, dilation in ((0, 3, 0, 1), (2, 3, 1, 1), (1, 2, 1, 2), (3, 1, 0, 3)):
         steps = {"sequence_length": burn_in + length + bootstrap, "burn_in": burn_in, "dilation": dilation}
-        ours = ReplayBuffer(ArrayStorage(24), SliceSampler(**steps, span=(False, True)), batch_size=300)
+        ours = ReplayBuffer(core.ArrayStorage(24), core.SliceSampler(**steps, span=(False, True)), batch_size=300)
         ours.extend({"x": np.arange(30), "done": done})
         batch = ours.sample()
         anchors = batch["index"][:, burn_in]

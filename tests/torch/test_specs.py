@@ -9,29 +9,16 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from mouse_core import ConfigError
-from mouse_core.spec import (
-    Binary,
-    Bounded,
-    Categorical,
-    Choice,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    NonTensor,
-    OneHot,
-    Stacked,
-    Unbounded,
-    stack_specs,
-)
+from mouse_core import spec as core
 from mouse_torch import from_torchrl, to_torchrl
 from mouse_torch.specs import sample
 
 MASK = [True, False, True]
-WHOLE = Composite(
+WHOLE = core.Composite(
     {
-        "observation": {"state": Bounded(-1, [1.0, 2.0], (2,)), "text": NonTensor(example="a")},
-        "action": Categorical(3, mask=MASK),
-        "step": Unbounded((), np.int64),
+        "observation": {"state": core.Bounded(-1, [1.0, 2.0], (2,)), "text": core.NonTensor(example="a")},
+        "action": core.Categorical(3, mask=MASK),
+        "step": core.Unbounded((), np.int64),
     }
 )
 
@@ -40,50 +27,52 @@ def test_values_are_tensors() -> None:
     drawn = sample(WHOLE.without(("observation", "text")), 5, (4, 2))
     assert isinstance(drawn, TensorDict)
     assert drawn.batch_size == (4, 2)
-    one = sample(OneHot(3), 1)
+    one = sample(core.OneHot(3), 1)
     assert one.dtype == torch.bool
-    np.testing.assert_array_equal(one.numpy(), OneHot(3).sample(1))
+    np.testing.assert_array_equal(one.numpy(), core.OneHot(3).sample(1))
     values = sample(WHOLE, 3, 6)
     assert values in WHOLE
     assert TensorDict({}) not in WHOLE
-    assert sample(Unbounded((2,), "bfloat16"), 0).dtype == torch.bfloat16
-    assert sample(NonTensor(example="a"), 0) == "a"
+    assert sample(core.Unbounded((2,), "bfloat16"), 0).dtype == torch.bfloat16
+    assert sample(core.NonTensor(example="a"), 0) == "a"
 
 
 def test_stacks_are_tensors_too() -> None:
-    shapes = stack_specs([Unbounded((2,)), Unbounded((3,))])
+    shapes = core.stack_specs([core.Unbounded((2,)), core.Unbounded((3,))])
     for part, expected in zip(sample(shapes, 0, 4), shapes.sample(0, 4), strict=True):
         assert torch.equal(part, torch.from_numpy(expected))
-    nested = stack_specs([Composite({"a": Bounded(0, 1)}), Composite({"a": Bounded(0, 2)})])
+    nested = core.stack_specs([core.Composite({"a": core.Bounded(0, 1)}), core.Composite({"a": core.Bounded(0, 2)})])
     drawn = sample(nested, 0, (4,))
     assert isinstance(drawn, TensorDict)
     assert drawn.batch_size == (4, 2)
     assert nested.contains(drawn)
-    fields = stack_specs([Composite({"a": Bounded(0, 1)}), Composite({"b": Bounded(0, 2)})])
+    fields = core.stack_specs([core.Composite({"a": core.Bounded(0, 1)}), core.Composite({"b": core.Bounded(0, 2)})])
     assert [set(part.keys()) for part in sample(fields, 0, 4)] == [{"a"}, {"b"}]
 
 
 SPECS: list[Any] = [
-    Bounded(-1, [1.0, 2.0], (2,)),
-    Bounded(0, 7, (2, 1), np.int32),
-    Unbounded((2,), np.float64),
-    Unbounded((), np.uint8),
-    Categorical(3),
-    Categorical(3, (2,), mask=[MASK, MASK[::-1]]),
-    OneHot(3, mask=MASK),
-    OneHot(3, (2, 3), np.int64),
-    MultiCategorical([2, 3]),
-    MultiCategorical([2, 3], mask=[True, False, *MASK]),
-    MultiCategorical([[2, 3], [4, 5]]),
-    MultiOneHot((2, 3), mask=[True, False, *MASK]),
-    Binary((4,), np.int8),
-    NonTensor(example="a"),
-    Choice([Bounded(0, 1, (1,)), Bounded(2, 3, (1,))]),
-    Choice([NonTensor(example="a"), NonTensor(example="b")]),
+    core.Bounded(-1, [1.0, 2.0], (2,)),
+    core.Bounded(0, 7, (2, 1), np.int32),
+    core.Unbounded((2,), np.float64),
+    core.Unbounded((), np.uint8),
+    core.Categorical(3),
+    core.Categorical(3, (2,), mask=[MASK, MASK[::-1]]),
+    core.OneHot(3, mask=MASK),
+    core.OneHot(3, (2, 3), np.int64),
+    core.MultiCategorical([2, 3]),
+    core.MultiCategorical([2, 3], mask=[True, False, *MASK]),
+    core.MultiCategorical([[2, 3], [4, 5]]),
+    core.MultiOneHot((2, 3), mask=[True, False, *MASK]),
+    core.Binary((4,), np.int8),
+    core.NonTensor(example="a"),
+    core.Choice([core.Bounded(0, 1, (1,)), core.Bounded(2, 3, (1,))]),
+    core.Choice([core.NonTensor(example="a"), core.NonTensor(example="b")]),
     WHOLE,
     WHOLE.expand((3,)),
-    stack_specs([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))], 1),
-    stack_specs([Composite({"a": Bounded(0, 1, (2,))}), Composite({"a": Bounded(0, 2, (3,))})]),
+    core.stack_specs([core.Bounded(0, 1, (2,)), core.Bounded(0, 2, (2,))], 1),
+    core.stack_specs(
+        [core.Composite({"a": core.Bounded(0, 1, (2,))}), core.Composite({"a": core.Bounded(0, 2, (3,))})]
+    ),
 ]
 
 
@@ -94,7 +83,7 @@ def test_specs_of_torchrl(spec: Any) -> None:
         warnings.simplefilter("ignore")
         theirs = to_torchrl(spec)
         assert from_torchrl(theirs) == spec
-        if isinstance(spec, Stacked):  # theirs has no arrays
+        if isinstance(spec, core.Stacked):  # theirs has no arrays
             return
         torch.manual_seed(0)
         drawn = theirs.rand()
@@ -118,17 +107,17 @@ def test_torchrl_has_the_same_domains() -> None:
     theirs: Any = pytest.importorskip("torchrl.data")
     mask = torch.tensor(MASK)
     pairs: list[tuple[Any, Any]] = [
-        (Bounded(-1, 2, (3,)), theirs.Bounded(-1, 2, (3,))),
-        (Bounded(-3, 4, (2,), "int64"), theirs.Bounded(-3, 4, (2,), dtype=torch.int64)),
-        (Unbounded((2,)), theirs.Unbounded((2,))),
-        (Unbounded((2,), "int64"), theirs.Unbounded((2,), dtype=torch.int64)),
-        (Binary((4,), "int8"), theirs.Binary(4)),
-        (Categorical(5, (2,)), theirs.Categorical(5, (2,))),
-        (Categorical(3, mask=MASK), theirs.Categorical(3, mask=mask)),
-        (MultiCategorical([3, 4], (2, 2)), theirs.MultiCategorical([3, 4], (2, 2))),
-        (OneHot(4, (2, 4)), theirs.OneHot(4, (2, 4))),
-        (OneHot(3, mask=MASK), theirs.OneHot(3, mask=mask)),
-        (MultiOneHot([2, 3], (3, 5)), theirs.MultiOneHot([2, 3], (3, 5))),
+        (core.Bounded(-1, 2, (3,)), theirs.Bounded(-1, 2, (3,))),
+        (core.Bounded(-3, 4, (2,), "int64"), theirs.Bounded(-3, 4, (2,), dtype=torch.int64)),
+        (core.Unbounded((2,)), theirs.Unbounded((2,))),
+        (core.Unbounded((2,), "int64"), theirs.Unbounded((2,), dtype=torch.int64)),
+        (core.Binary((4,), "int8"), theirs.Binary(4)),
+        (core.Categorical(5, (2,)), theirs.Categorical(5, (2,))),
+        (core.Categorical(3, mask=MASK), theirs.Categorical(3, mask=mask)),
+        (core.MultiCategorical([3, 4], (2, 2)), theirs.MultiCategorical([3, 4], (2, 2))),
+        (core.OneHot(4, (2, 4)), theirs.OneHot(4, (2, 4))),
+        (core.OneHot(3, mask=MASK), theirs.OneHot(3, mask=mask)),
+        (core.MultiOneHot([2, 3], (3, 5)), theirs.MultiOneHot([2, 3], (3, 5))),
     ]
     torch.manual_seed(0)
     for ours, other in pairs:
@@ -144,6 +133,6 @@ def test_torchrl_has_the_same_domains() -> None:
         for change in (lambda one: one.unsqueeze(0), lambda one: one.expand((7, *one.shape))):
             if ours.shape:
                 assert change(ours).shape == tuple(change(other).shape), ours
-    whole = Composite({name: ours for name, (ours, _) in zip("abcdefghijk", pairs, strict=True)})
+    whole = core.Composite({name: ours for name, (ours, _) in zip("abcdefghijk", pairs, strict=True)})
     other = theirs.Composite({name: one for name, (_, one) in zip("abcdefghijk", pairs, strict=True)})
     assert whole.contains({name: values.numpy() for name, values in other.rand((6,)).items()})
