@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, ForkError
+from mouse_core import BatchSource
 from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
 from tests.waiting import wait_until
@@ -125,45 +125,11 @@ IN_THE_MAKING = """
     slow.wait()
     type(left.source).__getitem__ = get
 """
-ERROR = """
+AN_EXIT = """
     left = globals()[f"left_{workers}"] = begun()
 print("end", flush=True)
 raise SystemExit(0)
 """
-
-
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script and see that it ends after saying so, in silence."""
-    path = folder / "script.py"
-    path.write_text(script)
-    process = subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "ignore", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    try:
-        output, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    done = subprocess.CompletedProcess(path, process.returncode, output, errors)
-    assert process.returncode == 0, errors
-    assert not errors
-    return done
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "ending",
-    [LEFT_OPEN, *(pytest.param(one, marks=pytest.mark.long) for one in (IN_THE_MAKING, ERROR))],
-    ids=["left open", "in the making", "error"],
-)
-def test_the_interpreter_ends_in_silence(ending: str, tmp_path: Path) -> None:
-    run(SCRIPT.format(ending=ending), tmp_path)
-
-
 DROPPED = """
 import numpy as np
 from mouse_core import DatasetStore
@@ -179,14 +145,6 @@ def train():
 train()
 print("end", flush=True)
 """
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_interpreter_waits_for_threads_of_a_dropped_loader(tmp_path: Path) -> None:
-    """One that comes back from compiled code after the interpreter's end aborts the process."""
-    for _ in range(4):
-        run(DROPPED, tmp_path)
 
 
 FORK = """
@@ -206,13 +164,32 @@ if child == 0:
     os._exit(1)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 loader.next_batch()
-print(status, flush=True)
+print("end", flush=True)
 sys.exit(status != 7)
 """
 
 
+#: Programs that end after saying so, in silence, each as often as it takes to see that it does.
+PROGRAMS: dict[str, tuple[str, int]] = {
+    "left open": (SCRIPT.format(ending=LEFT_OPEN), 1),
+    "in the making": (SCRIPT.format(ending=IN_THE_MAKING), 1),
+    "an exit": (SCRIPT.format(ending=AN_EXIT), 1),
+    # A thread that comes back from compiled code after the interpreter's end aborts the process.
+    "dropped": (DROPPED, 4),
+    "forked": (FORK, 1),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this system")
-def test_a_forked_child_is_told(tmp_path: Path) -> None:
-    assert issubclass(ForkError, RuntimeError)
-    run(FORK, tmp_path)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in ("left open", "forked"))) for name in PROGRAMS]
+)
+def test_the_interpreter_ends_in_silence(name: str, tmp_path: Path) -> None:
+    program, times = PROGRAMS[name]
+    path = tmp_path / "script.py"
+    path.write_text(program)
+    for _ in range(times):
+        command = [sys.executable, "-X", "dev", "-W", "ignore", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("end\n")

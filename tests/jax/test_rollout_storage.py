@@ -212,7 +212,7 @@ def test_seeds_may_be_traced(dtype: Any) -> None:
     assert len(orders) == 4
 
 
-def test_traced_seeds_of_64_bits() -> None:
+def test_seeds_that_are_traced_have_64_bits_and_mini_batches_are_pytrees() -> None:
     seeds = [2**63 + 5, 2**40 + 1, 3]
     alone = [rollout_storage.permutation(rollout_storage.init(2, 3, FEW, seed)) for seed in seeds]
     with jax.enable_x64(True):
@@ -221,23 +221,16 @@ def test_traced_seeds_of_64_bits() -> None:
         )
         same(many, np.stack(alone))
 
-
-def test_a_whole_vmapped_function_returns_mini_batches() -> None:
-    """Under ``jax.vmap`` over seeds only the seed is traced, and what is returned must be a pytree all the same."""
-
     def read(seed: jax.Array) -> Any:
         rollout = rollout_storage.init(2, 1, {}, seed)
         rollout = rollout_storage.append(rollout, {"rewards": jnp.ones(2), "dones": jnp.zeros(2)})
         return rollout_storage.mini_batches(rollout, 2, 1)[1]
 
-    first, _ = jax.vmap(read)(jnp.arange(3))
+    first, _ = jax.vmap(read)(jnp.arange(3))  # of which only the seed is traced
     assert first.rows.shape == (3, 1)
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, True, jnp.float32(1), jnp.arange(2), jnp.int32(-1)])
-def test_what_is_no_seed(seed: Any) -> None:
-    with pytest.raises(ConfigError, match="seed: expected an integer"):
-        rollout_storage.init(2, 3, FEW, seed)
+    for seed in (-1, 1.5, True, jnp.float32(1), jnp.arange(2), jnp.int32(-1)):
+        with pytest.raises(ConfigError, match="seed: expected an integer"):
+            rollout_storage.init(2, 3, FEW, seed)
 
 
 def test_out_of_turn() -> None:
@@ -273,17 +266,11 @@ def test_code_2_is_no_termination(name: str) -> None:
         assert jnp.isfinite(found[:, :2]).all()
     ends = {"time_outs": codes == 2, "final_values": arrays["rewards"]}
     same(jax.jit(function)(**{**arrays, "dones": codes, **ends}), function(**{**arrays, "dones": codes > 0, **ends}))
-
-
-def test_split_and_pad_under_jit_need_numbers() -> None:
-    random = np.random.default_rng(0)
-    values, dones = random.normal(size=(6, 4, 2)).astype(np.float32), random.random((6, 4, 1)) < 0.3
-    split = jax.jit(core.split_and_pad_trajectories, static_argnames="num_trajectories")
-    found = split(values=jnp.asarray(values), dones=jnp.asarray(dones), num_trajectories=24)
+    split = jax.jit(core.split_and_pad_trajectories)
     with pytest.raises(ConfigError, match=r"num_trajectories: expected a number under jax\.jit"):
-        split(values=jnp.asarray(values), dones=jnp.asarray(dones))
+        split(values=jnp.ones((6, 4, 2)), dones=jnp.zeros((6, 4, 1)))
     with pytest.raises(ConfigError, match=r"num_envs: expected a number under jax\.jit"):
-        jax.jit(core.unpad_trajectories)(*found)
+        jax.jit(core.unpad_trajectories)(jnp.ones((6, 4, 2)), jnp.ones((6, 4), bool))
 
 
 def test_formulas_agree_with_rlax() -> None:

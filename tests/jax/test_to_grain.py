@@ -13,6 +13,7 @@ import pytest
 
 import mouse_core
 from mouse_core import BatchSource
+from mouse_core.mixtures import MixtureSource
 from mouse_core.testing import example_columns, example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, to_grain
 
@@ -33,29 +34,12 @@ def test_elements_are_the_batches_across_epochs() -> None:
     assert stream_digest(dataset.to_iter_dataset(FEW), count) == stream_digest(source, count)
     assert list(dataset[0]) == list(source.spec)
     assert isinstance(dataset[0]["reward"], np.ndarray)
-
-
-class EveryOther:
-    """A source of somebody's own."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self.source, self.spec, self.fingerprint = source, source.spec, f"every other of {source.fingerprint}"
-
-    def __len__(self) -> int:
-        return len(self.source) // 2
-
-    def __getitem__(self, index: int) -> Any:
-        return self.source[2 * index]
-
-
-def test_any_source_will_do() -> None:
-    whole = make_source(sampling="sequential")
-    source = EveryOther(whole)
-    dataset = to_grain(source)
-    count = 2 * len(source)
-    assert stream_digest(dataset.to_iter_dataset(FEW), count) == stream_digest(
-        (whole[2 * index] for index in range(count)), count
-    )
+    mixture = MixtureSource({"one": source, "two": make_source(sampling="sequential", seed=6)})
+    count = 2 * len(mixture)
+    assert stream_digest(to_grain(mixture).to_iter_dataset(FEW), count) == stream_digest(mixture, count)
+    dataset = to_grain(source).map(lambda batch: {"twice": 2 * batch["reward"]}).map(jax.device_put)[:10]
+    for index, batch in zip(range(10), dataset.to_iter_dataset(FEW), strict=True):
+        np.testing.assert_array_equal(np.asarray(batch["twice"]), 2 * source[index]["reward"])
 
 
 def test_the_position_is_our_integer() -> None:
@@ -72,25 +56,13 @@ def test_the_position_is_our_integer() -> None:
     assert stream_digest(other, 4) == stream_digest((source[index] for index in range(5, 9)), 4)
     iterator.close()
     other.close()
-
-
-def test_after_a_refresh_the_position_goes_on() -> None:
     store = example_store(60)
     store.extend(example_columns(40, first=60))
-    source = make_source().with_snapshot(store.snapshot(), epoch_start=9)
-    iterator = iter(to_grain(source).to_iter_dataset(FEW))
+    refreshed = make_source().with_snapshot(store.snapshot(), epoch_start=9)
+    iterator = iter(to_grain(refreshed).to_iter_dataset(FEW))
     iterator.set_state({"next_index": 9})
-    assert stream_digest(iterator, 3) == stream_digest(source, 3)
+    assert stream_digest(iterator, 3) == stream_digest(refreshed, 3)
     iterator.close()
-
-
-def test_grains_own_transformations() -> None:
-    source = make_source()
-    dataset = to_grain(source).map(lambda batch: {"twice": 2 * batch["reward"]}).map(jax.device_put)[:10]
-    batches = list(dataset.to_iter_dataset(FEW))
-    assert len(batches) == 10
-    for index, batch in enumerate(batches):
-        np.testing.assert_array_equal(np.asarray(batch["twice"]), 2 * source[index]["reward"])
 
 
 # In a process of its own, for it must not have parsed flags, and grain starts others from it.

@@ -136,14 +136,6 @@ def test_beta_may_be_a_number_a_schedule_or_a_function(make: Make) -> None:
         np.testing.assert_allclose(replay.sample(3, beta=beta)["priority_weight"].min(), least, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_one_priority_may_stand_for_a_slice(make: Make) -> None:
-    replay = make(slices=core.Slices(sequence_length=3, pad=False), priorities=core.Priorities(alpha=1, eps=0))
-    replay.extend({**rows(0, 6), "done": np.zeros(6, bool)})
-    replay.set_priorities([[0, 1], [2, 3]], np.array([[0.0], [7.0]], np.float32))
-    assert set(replay.sample()["x"][:, 0].tolist()) <= {2, 3}
-
-
 def test_a_queue_says_when_it_would_write_over_what_has_not_come(make: Make) -> None:
     replay = make(None, 13, batch_size=5, order="queue")
     replay.extend(rows(0, 12))
@@ -240,18 +232,14 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
         ),
         ({"order": "epochs", "slices": core.Slices(sequence_length=2, period=2)}, ConfigError, "period: expected 1"),
         ({"order": "epochs", "batch_size": 13}, ConfigError, "at most 12, the capacity"),
+        ({"sampler": object}, ConfigError, "sampler: expected an instance of a subclass of DeviceSampler, found"),
+        ({"sampler": object()}, ConfigError, "sampler: expected an instance of a subclass of DeviceSampler, found"),
         ({"order": "epochs", "priorities": core.Priorities()}, ConfigError, "expected order='random', found 'epochs'"),
     ],
 )
 def test_what_cannot_be_made_is_refused_at_once(make: Make, options: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make(**options)
-
-
-@pytest.mark.parametrize("beta", [-1, float("nan"), "x", torch.ones(2), jnp.ones(2)], ids=repr)
-def test_what_is_no_beta(beta: Any) -> None:
-    with pytest.raises(ConfigError, match=r"beta: expected a .*number of 0 or more"):
-        core.Priorities(beta=beta)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +265,9 @@ def test_a_sample_that_cannot_be_is_refused(make: Make) -> None:
     lacking.extend({"done": np.zeros(4, bool)})
     with pytest.raises(MissingFieldError, match="NStep: expected a field 'reward'"):
         lacking.sample()
+    for beta in (-1, float("nan"), "x", torch.ones(2), jnp.ones(2)):
+        with pytest.raises(ConfigError, match=r"beta: expected a .*number of 0 or more"):
+            core.Priorities(beta=beta)
     replay, slices = make(), make(slices=core.Slices(sequence_length=3, pad=False))
     with pytest.raises(ConfigError, match="expected rows, found none"):
         replay.sample()
@@ -339,6 +330,11 @@ def test_priorities_that_cannot_be_are_left_out_where_nothing_waits(make: Make) 
     assert {*held.sample()["index"].tolist()} == {*replay.sample()["index"].tolist()} == {3}
     replay.set_priorities([3], [0.0])
     assert {*replay.sample()["index"].tolist()} == {0, 2}
+    # One priority may stand for a slice.
+    replay = make(slices=core.Slices(sequence_length=3, pad=False), priorities=core.Priorities(alpha=1, eps=0))
+    replay.extend({**rows(0, 6), "done": np.zeros(6, bool)})
+    replay.set_priorities([[0, 1], [2, 3]], np.array([[0.0], [7.0]], np.float32))
+    assert set(replay.sample()["x"][:, 0].tolist()) <= {2, 3}
 
 
 @pytest.mark.parametrize("package", [in_torch.Replay, JaxReplay], ids=["torch", "jax"])
@@ -421,13 +417,6 @@ def test_a_sampler_of_ones_own_draws_the_same_everywhere(
     again, samples = in_jax.loads(in_jax.init(ROW, 30, **options), tmp_path / "own")
     assert int(again.state["drawn"]) == 16
     np.testing.assert_array_equal(in_jax.take(again, samples)[1]["x"], host.sample()["x"])
-
-
-@pytest.mark.parametrize("package", [in_torch.Replay, JaxReplay], ids=["torch", "jax"])
-@pytest.mark.parametrize("given", [Newest, object()])
-def test_a_sampler_is_an_instance(package: Any, given: Any) -> None:
-    with pytest.raises(ConfigError, match="sampler: expected an instance of a subclass of DeviceSampler, found"):
-        package(ROW, 8, batch_size=4, sampler=given)
 
 
 def test_integers_of_one_high_per_word_are_those_of_the_host() -> None:
