@@ -8,11 +8,9 @@ except ImportError as error:
 from mouse_jax import device, groups, returns, rollout_storage
 from mouse_jax.augment import TokenAugmenter
 from mouse_jax.dtypes import REPLACED_DTYPES, replaced_dtypes
-from mouse_jax.map_dataset import to_grain
-from mouse_jax.maps import RowMap
 from mouse_jax.means import global_mean
-from mouse_jax.prefetch import PrefetchBatchifier
-from mouse_jax.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_jax.prefetch import PrefetchBatchifier, to_grain
+from mouse_jax.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble, RowMap
 from mouse_jax.specs import shape_dtypes
 
 __all__ = [

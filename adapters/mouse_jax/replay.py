@@ -1,4 +1,4 @@
-"""ReplayBuffer, which accepts pytrees and returns pytrees of jax.Array."""
+"""ReplayBuffer and RowMap, which accept pytrees and return pytrees of jax.Array."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import Sharding
 
+from mouse_core import maps
 from mouse_core.replay import buffer, ensemble
-from mouse_core.replay.buffer import BaseBuffer
 from mouse_jax.placement import find_device
 from mouse_jax.trees import as_arrays, as_jax
 
 Target: TypeAlias = jax.Device | Sharding | str | None
 
 
-class _InJax(BaseBuffer):
-    """Base class of buffers that accept arrays of JAX and NumPy, and deliver batches to a device."""
+class _InJax:
+    """Base class of buffers and maps that accept arrays of JAX and NumPy, and deliver results to a device."""
 
     _target: jax.Device | Sharding | None
 
@@ -25,7 +25,7 @@ class _InJax(BaseBuffer):
 
     @property
     def device(self) -> jax.Device | Sharding | None:
-        """The device of batches; None means JAX's default device."""
+        """The device of results; None means JAX's default device."""
         return self._target
 
     def _accept(self, rows: Any) -> Any:
@@ -91,3 +91,32 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
     Raises:
         ConfigError: The device does not exist; see also ``mouse_core.replay.ReplayBufferEnsemble``.
     """
+
+
+class RowMap(_InJax, maps.RowMap):
+    """``mouse_core.maps.RowMap`` that accepts and returns pytrees of ``jax.Array``.
+
+    Rows are stored in the host's memory. Call the methods outside of ``jax.jit``. The ``RowMap`` classes for NumPy,
+    torch and JAX assign the same indices to the same rows. Without x64 (``jax_enable_x64``), 64-bit values and indices
+    have the dtypes in ``REPLACED_DTYPES``.
+
+    Args:
+        *args, **options: The arguments of ``mouse_core.maps.RowMap``: keys, values, capacity, seed.
+        device: The device of results: a ``jax.Device``, a sharding, or a platform; None: JAX's default device.
+
+    Raises:
+        ConfigError: The device does not exist; see also ``mouse_core.maps.RowMap``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mouse_jax import RowMap
+        >>> visits = RowMap()
+        >>> visits.accumulate(jnp.array([[0.5, 1.0], [2.0, 3.0], [0.5, 1.0]]), 1).tolist()
+        [0, 1, 0]
+        >>> visits[jnp.array([[0.5, 1.0]])].tolist()
+        [2]
+    """
+
+    def __init__(self, *args: Any, device: Target = None, **options: Any) -> None:
+        self._place(device)
+        super().__init__(*args, **options)

@@ -5,8 +5,6 @@ try:
 except ImportError as error:
     raise ImportError("mouse_ray needs Ray: pip install 'mouse-data[ray]'") from error
 
-from mouse_ray.replay_buffer import ReplayBuffer
-from mouse_ray.rollout_buffer import ActorBatches, RolloutBuffer
-from mouse_ray.store_writer import StoreWriter, store_client
+from mouse_ray.actors import ActorBatches, ReplayBuffer, RolloutBuffer, StoreWriter, store_client
 
 __all__ = ["ActorBatches", "ReplayBuffer", "RolloutBuffer", "StoreWriter", "store_client"]

@@ -1,8 +1,8 @@
 """Tools for tests: a digest to compare streams, and conformance tests for extensions."""
 
 from mouse_core.digest import as_arrays, as_numpy
+from mouse_core.testing._comparing import stream_digest
 from mouse_core.testing.adapters import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance
-from mouse_core.testing.digest import stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 from mouse_core.testing.formats import FormatConformance, SourceConformance
 from mouse_core.testing.replay.devices import DeviceReplayConformance

@@ -34,8 +34,7 @@ from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.rollouts.fields import RolloutField
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.testing._comparing import InArrays, refused, same_arguments
-from mouse_core.testing.digest import stream_digest
+from mouse_core.testing._comparing import InArrays, refused, same_arguments, stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 
 _ENVS, _STEPS = 4, 6

@@ -21,8 +21,7 @@ from mouse_core.formats.columns import MISSING
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.prefetch.source import Source
 from mouse_core.spec import Spec, check_alignment
-from mouse_core.testing._comparing import refused
-from mouse_core.testing.digest import stream_digest
+from mouse_core.testing._comparing import refused, stream_digest
 
 _BATCHES = 5
 
