@@ -21,7 +21,8 @@ def example(import_example: Callable[[str], ModuleType], monkeypatch: pytest.Mon
 
 
 def test_pendulums_swing_as_those_of_gymnasium(example: ModuleType) -> None:
-    gym = pytest.importorskip("gymnasium")
+    import gymnasium as gym
+
     theirs = gym.make("Pendulum-v1").unwrapped
     ours = example.Pendulums(1)
     ours.steps.zero_()

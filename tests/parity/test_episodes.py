@@ -1,4 +1,4 @@
-"""Episodes of any framework and of Minari are the same rows, and every framework delivers them by name."""
+"""Rows and episodes of any framework, and of Minari, in stores; every framework delivers them by name."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import torch
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import DatasetStore
-from mouse_core.errors import DataError
+from mouse_core import BatchSource, DataError, DatasetStore
 from mouse_core.formats.minari import read_minari
 from mouse_core.formats.rlds import write_rlds
 from tests.core.formats.recording import Counting
@@ -92,3 +91,40 @@ def test_nested_episodes_are_written_as_rlds() -> None:
             assert np.array_equal([step["observation"][name] for step in steps], values)
         assert [int(step["action"]) for step in steps[:-1]] == one["actions"].tolist()
         assert [float(step["reward"]) for step in steps[:-1]] == one["rewards"].tolist()
+
+
+ROW = {
+    "action": 1,
+    "reward": 0.5,
+    "done": False,
+    "episode_step": np.array([0], np.int32),
+    "observation": [1.0, 2.0],
+    "observation_discrete": [3],
+}
+
+
+@pytest.mark.parametrize(("array", "stack"), [(torch.tensor, torch.stack), (jnp.array, jnp.stack)])
+def test_two_rows_one_by_one_and_two_at_once_are_four_steps(array: Any, stack: Any) -> None:
+    row, store = {name: array(value) for name, value in ROW.items()}, DatasetStore()
+    store.append(row)
+    store.append(row)
+    store.extend({name: stack([value, value]) for name, value in row.items()})
+    batch = BatchSource(store, 4, 1)[0]
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "action": [[1] * 4],
+        "reward": [[0.5] * 4],
+        "done": [[0] * 4],
+        "time": [[0] * 4],
+        "obs_continuous": [[[1.0, 2.0]] * 4],
+        "obs_discrete": [[3] * 4],
+    }
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tensor_with_a_gradient_is_refused_by_its_column(first: bool) -> None:
+    row, store = {name: torch.tensor(value) for name, value in ROW.items()}, DatasetStore()
+    if not first:
+        store.append(row)
+    with pytest.raises(DataError, match=r"column 'reward': .*detach.* at row"):
+        store.append({**row, "reward": torch.tensor(0.5, requires_grad=True)})
+    assert len(store) == (not first)

@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ import torch
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import BatchSource, DatasetStore, Map, text
+from mouse_core import BatchSource, DatasetStore, Field, Map, text
 from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, RandomShift
 from mouse_core.digest import StreamDigest
 from mouse_core.mixtures import Mixture
@@ -32,7 +33,8 @@ from tests.core import chat_cases, text_cases
 from tests.core import test_augment_by_field as by_field
 from tests.core import test_augment_cameras as cameras
 from tests.core.augment_cases import full_config, make_store
-from tests.core.text_cases import EOS, PAD
+from tests.core.test_pictures import DEPTH, TOP, colours, depth, kept, rows_of, video_of
+from tests.core.text_cases import EOS, PAD, examples, tokenizer
 from tests.core.video_cases import video_rows, write_video
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
@@ -337,3 +339,82 @@ def test_what_a_buffer_delivers_is_digested_as_it_is_delivered(package: str, x64
                     opened.next_batch()
                 assert opened.digest == expected
         assert (digest_of(filled(ReplayBuffer)) == expected) == (x64 or package != "jax")
+
+
+def test_converted_pictures_have_one_digest(tmp_path: Path) -> None:
+    source = rows_of({TOP: colours(), DEPTH: depth()})
+    streams = {way: kept(source, tmp_path / way, way) for way in ("raw", "png")}
+    streams["video"] = video_of(tmp_path, {TOP: colours()}, **{DEPTH: depth()})
+    fields = [Field(TOP, image=True), Field(DEPTH, image=True, dtype="int32", bounds=(0, 4095))]
+    found = set()
+    for stream in streams.values():
+        store = stream.to_store(fields=fields)
+        for package in (mouse_core, mouse_torch, mouse_jax):
+            with package.PrefetchBatchifier(store, 3, 4, seed=2, num_workers=1) as loader:
+                found.add(stream_digest(loader, 3))
+    assert len(found) == 1
+
+
+IN_ORDER: dict[str, Any] = {"windows": {}, "sampling": "sequential", "batch_size": 4}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_pairs_and_prompts_of_any_framework(package: str, folder: Path) -> None:
+    def batch_of(recipe: Any) -> Any:
+        store = text.tokenize(examples(), tokenizer(), folder, recipe).to_store()
+        with PACKAGES[package].PrefetchBatchifier(store, **IN_ORDER) as loader:
+            return loader.next_batch()
+
+    batch = batch_of(text.Pairs(max_length=16, pad_id=PAD))
+    pairs = text.as_pairs(batch)
+    assert pairs["rejected_data"]["input_ids"].shape == (4, 16)
+    prompts = batch_of(text.Prompts(max_length=16, pad_id=PAD))
+    alone = text.mask_label(prompts, pad_id=PAD)
+    wanted = text.mask_label(as_arrays(prompts), pad_id=PAD)
+    for field, values in wanted.items():
+        assert type(alone[field]) is type(prompts["input_ids"])
+        np.testing.assert_array_equal(np.asarray(alone[field]), values)
+    if package == "torch":
+        assert tuple(batch.batch_size) == (4,)
+        assert alone["attention_mask"].dtype == torch.int64
+
+
+NORMALIZED: Any = {"obs_continuous": "mean_std", "q_star": "min_max", "reward": "quantiles", "obs_image": "mean_std"}
+
+
+def test_what_is_moved_in_stored_dtypes_has_the_same_bits() -> None:
+    source = BatchSource(example_store(300), 8, 4, normalize=NORMALIZED)
+    stored, delivered = source.gather(source.plan(1), stored=True), source[1]
+    for name, spec in source.spec.items():
+        assert stored[name].dtype == spec.stored_dtype
+        assert torch.from_numpy(stored[name]).to(torch.from_numpy(delivered[name]).dtype).numpy().tobytes() == (
+            delivered[name].tobytes()
+        )
+
+
+def test_applying_and_undoing_in_each_framework(x64: bool) -> None:
+    values = np.random.default_rng(0).normal([0, 1e5, -3], [1, 2, 1e-3], (64, 3)).astype(np.float32)
+    plain = DatasetStore()
+    n = len(values)
+    plain.extend({"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "observation": values})
+    scaling = BatchSource(plain, 8, 4, normalize={"obs_continuous": "mean_std"}).normalizer["obs_continuous"]
+    expected = scaling.apply(values)
+    tolerance = 4e-7 * (np.abs(scaling.centre) + np.abs(values - scaling.centre))
+    jitted = jax.jit(scaling.undo)
+    for given, to_numpy, undo in (
+        (torch.from_numpy(values), lambda found: found.numpy(), scaling.undo),
+        (jnp.asarray(values), np.asarray, scaling.undo),
+        (jnp.asarray(values), np.asarray, jitted),
+    ):
+        applied: Any = scaling.apply(given)
+        assert type(applied) is type(given)
+        assert to_numpy(applied).tobytes() == expected.tobytes()
+        back = undo(applied)
+        assert type(back) is type(given)
+        assert (np.abs(to_numpy(back).astype(np.float64) - values) <= tolerance).all()
+    half = torch.from_numpy(expected).to(torch.bfloat16)
+    assert scaling.undo(half).dtype == torch.float32
+    gradient = torch.zeros(3, requires_grad=True)
+    scaling.undo(gradient).sum().backward()  # type: ignore[no-untyped-call]
+    assert gradient.grad is not None
+    np.testing.assert_allclose(gradient.grad.numpy(), scaling.spread, rtol=1e-6)

@@ -184,34 +184,6 @@ def test_every_process_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(loader.next_batch()["reward"], whole[0]["reward"])
 
 
-@pytest.mark.parametrize("saved_by", [1, 2])
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_digest_is_the_same_however_late_the_ranks_are_known(
-    monkeypatch: pytest.MonkeyPatch, saved_by: int, count: int
-) -> None:
-    def be(number: int) -> None:
-        for name in ("RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name, raising=False)
-        if number == 2:
-            ranks(monkeypatch, 1, 2)
-
-    be(saved_by)
-    with DataLoader(example_store(), **OPTIONS, digest=True) as loader:
-        for _ in range(4):
-            loader.next_batch()
-        state = loader.state_dict()
-    found = []
-    for late in (False, True):
-        be(1 if late else count)
-        with DataLoader(example_store(), **OPTIONS, digest=True) as loader:
-            loader.load_state_dict(state)
-            be(count)
-            loader.next_batch()
-            found.append(loader.digest)
-    assert found[0] == found[1]
-    assert found[0].windows * count == OPTIONS["batch_size"] * (5 if saved_by == count == 1 else 1)
-
-
 def test_a_digest_of_all_ranks_goes_on_in_other_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     state: Any = None
     for count, late in ((2, False), (4, True), (1, False), (2, True)):

@@ -1,7 +1,9 @@
-"""The way to a device, taken with the CPU for a device: one slab, stored dtypes, widened at the end."""
+"""Batches as tensors: the way to a device, pinned memory, and sources in torch's DataLoader."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core.mixtures import MixtureSource
 from mouse_core.prefetch import Delivery, Loader
-from mouse_core.testing import as_arrays
+from mouse_core.testing import as_arrays, example_columns, example_store
+from mouse_torch import PrefetchBatchifier
 from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import by_one_copy, device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.augment_cases import full_config, make_store
@@ -179,3 +183,126 @@ def test_several_arrays_take_one_copy(on: str) -> None:
         assert found[name].dtype == torch_dtype(array.dtype)
         assert found[name].shape == array.shape
         assert (found[name].cpu().numpy() == array).all()
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_pinned_memory_without_an_accelerator() -> None:
+    with (
+        pytest.warns(UserWarning, match="pin_memory: expected an accelerator for pinned memory, found none"),
+        PrefetchBatchifier(example_store(), 5, 4, pin_memory=True) as loader,
+    ):
+        assert not loader.next_batch()["reward"].is_pinned()
+    for pin_memory in (None, False):
+        with PrefetchBatchifier(example_store(), 5, 4, pin_memory=pin_memory) as loader:
+            assert not loader.next_batch()["reward"].is_pinned()
+
+
+class AsTensors:
+    """What a user writes to get tensors out of workers: a collate function at the top of a module."""
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> TensorDict:
+        size = batch["reward"].shape
+        return TensorDict({name: torch.from_numpy(array) for name, array in batch.items()}, batch_size=size)
+
+
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.slow)]
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_path: Path) -> None:
+    import datasets
+
+    example_store(90).to_dataset().save_to_disk(str(tmp_path / "data"))
+    store = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "data")))
+    store.extend(example_columns(1, first=90))
+    source = BatchSource(store, 7, 3, sampling="sequential", seed=2, drop_last=False)
+    assert b"torch" not in pickle.dumps(source).replace(str(tmp_path).encode(), b"")
+    source[0]  # used already, which must not matter
+    options: Any = {"batch_size": None, "num_workers": workers, "multiprocessing_context": context}
+    for more in ({"collate_fn": AsTensors()}, {}):
+        loader: Any = torch.utils.data.DataLoader(source, **options, **more)
+        assert len(loader) == len(source) == 5
+        for index, batch in zip(range(5), loader, strict=True):
+            assert isinstance(batch, TensorDict if more else dict)
+            assert_same(as_arrays(batch), source[index], index)
+    sampler = [5, 3, 100]
+    for index, batch in zip(sampler, torch.utils.data.DataLoader(source, **options, sampler=sampler), strict=True):
+        assert_same(as_arrays(batch), source[index], index)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": True}, pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_second_pass_of_torchs_data_loader_is_warned(options: dict[str, Any]) -> None:
+    mixture = MixtureSource({"one": BatchSource(example_store(), 7, 3), "two": BatchSource(example_store(), 7, 3)})
+    for source in (BatchSource(example_store(), 7, 3), mixture):
+        for _ in range(2):  # another loader begins with its first pass
+            loader = torch.utils.data.DataLoader(source, batch_size=None, **options)
+            assert len(list(loader)) == len(loader) == len(loader)
+        with pytest.warns(UserWarning, match="delivers the batches of the first epoch again") as warned:
+            list(loader)
+        assert {warning.filename for warning in warned} == {__file__}
+        list(loader)  # said once
+        once = torch.utils.data.DataLoader(source, batch_size=None, sampler=range(len(source)))
+        assert len(list(once)) == len(list(once)) == len(source)  # by an evaluation, whose indices are its own
+
+
+@pytest.mark.parametrize("pin_memory", [None, True])
+@pytest.mark.cuda
+def test_host_batches_are_pinned(pin_memory: bool | None) -> None:
+    source = BatchSource(store_of(), 5, 4)
+    with PrefetchBatchifier(store_of(), 5, 4, pin_memory=pin_memory) as loader:
+        kept = [loader.next_batch() for _ in range(12)]
+    for index, batch in enumerate(kept):
+        assert all(tensor.is_pinned() for tensor in batch.values())
+        assert_same(as_arrays(batch), source[index], index)
+
+
+@pytest.mark.cuda
+def test_host_batches_are_not_pinned_if_so_asked() -> None:
+    with PrefetchBatchifier(store_of(), 5, 4, pin_memory=False) as loader:
+        assert not any(tensor.is_pinned() for tensor in loader.next_batch().values())
+
+
+@pytest.mark.cuda
+def test_copies_that_overlap_with_computing_give_right_values() -> None:
+    """The consumer's stream is kept busy, so that batches are copied, and their memory is used again, meanwhile."""
+    source = BatchSource(store_of(), 40, 512)
+    busy = torch.randn(2048, 2048, device="cuda")
+    sums: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    with PrefetchBatchifier(store_of(), 40, 512, device="cuda", num_workers=3, prefetch=6) as loader:
+        for index in range(60):
+            for _ in range(3):
+                busy = (busy @ busy).clamp(-1, 1)
+            batch = loader.next_batch()
+            # Queued behind the work above; the batch is dropped before any of it has run.
+            sums.append((index, batch["reward"].double().sum(), batch["obs_image"].sum()))
+            del batch
+    torch.cuda.synchronize()
+    for index, rewards, pixels in sums:
+        wanted = source[index]
+        assert rewards.item() == wanted["reward"].astype(np.float64).sum(), index
+        assert pixels.item() == wanted["obs_image"].sum(), index
+
+
+@pytest.mark.cuda
+def test_a_stream_of_the_callers_own() -> None:
+    source = BatchSource(store_of(), 5, 64)
+    stream = torch.cuda.Stream()
+    with PrefetchBatchifier(store_of(), 5, 64, device="cuda") as loader, torch.cuda.stream(stream):
+        results = [(index, loader.next_batch()["reward"] * 2) for index in range(30)]
+        stream.synchronize()
+        for index, doubled in results:
+            assert np.array_equal(doubled.cpu().numpy(), source[index]["reward"] * 2), index
+
+
+@pytest.mark.cuda
+def test_abandoning_a_loader_in_full_flight() -> None:
+    for _ in range(5):
+        loader = PrefetchBatchifier(store_of(), 40, 512, device="cuda", num_workers=4, prefetch=8)
+        loader.next_batch()
+        del loader
+    torch.cuda.synchronize()

@@ -1,5 +1,6 @@
-"""RolloutBuffer as an actor: what was acknowledged outlives it."""
+"""Actors: what was acknowledged outlives them."""
 
+import os
 import time
 from collections import Counter
 from itertools import islice
@@ -11,10 +12,10 @@ import pytest
 import ray
 
 import mouse_ray
-from mouse_core import ConfigError
+from mouse_core import ConfigError, DatasetStore, SchemaError, replay
 from mouse_core.groups import GrpoBatchMaker, RolloutRecord, RolloutStream, Turn, open_rollouts
+from mouse_core.replay import ArrayStorage, MemmapStorage
 from tests.core.groups_cases import METADATA, rollout
-from tests.ray.actors import kill
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -126,3 +127,119 @@ def test_actors_are_killed_while_rollouts_arrive(tmp_path: Path) -> None:
     assert drawn
     assert set(drawn.values()) == {1}, "none is in two batches"
     ray.kill(buffer)
+
+
+def rows_of(first: int, count: int) -> dict[str, Any]:
+    numbers = np.arange(first, first + count)
+    return {"observation": (numbers[:, None] * np.ones(3)).astype(np.float32), "reward": numbers.astype(np.float32)}
+
+
+def test_batches_are_those_of_a_buffer_here() -> None:
+    actor = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=8, seed=3)
+    here = replay.ReplayBuffer(ArrayStorage(100), batch_size=8, seed=3)
+    for first in (0, 50):
+        there = ray.get(actor.extend.remote(rows_of(first, 50)))
+        np.testing.assert_array_equal(there, here.extend(rows_of(first, 50)))
+    for _ in range(3):
+        found, expected = ray.get(actor.sample.remote()), here.sample()
+        assert set(found) == set(expected)
+        for name in ("observation", "reward"):
+            np.testing.assert_array_equal(found[name], expected[name])
+    assert ray.get(actor.size.remote()) == 100
+    assert ray.get(actor.stats.remote()) == here.stats()
+    state = ray.get(actor.state_dict.remote())
+    after = here.sample()["reward"]
+    np.testing.assert_array_equal(ray.get(actor.sample.remote())["reward"], after)
+    ray.get(actor.extend.remote(rows_of(100, 50)))
+    ray.get(actor.load_state_dict.remote(state))
+    np.testing.assert_array_equal(ray.get(actor.sample.remote())["reward"], after)
+    ray.kill(actor)
+
+
+@pytest.mark.long
+def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
+    actor = mouse_ray.ReplayBuffer.remote(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
+    ray.get(actor.extend.remote(rows_of(0, 30)))
+    kill(actor)
+    assert ray.get(actor.size.remote()) == 30
+    ray.get(actor.append.remote({"observation": np.ones(3, np.float32), "reward": np.float32(7)}))
+    assert ray.get(actor.get.remote(30))["reward"] == 7
+    assert ray.get(actor.get.remote(slice(0, 30)))["reward"].tolist() == list(range(30))
+    ray.kill(actor)
+
+
+@pytest.mark.long
+def test_a_checkpoint_is_loaded_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "buffer.mouse"
+    actor = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=4, checkpoint=file)
+    ray.get(actor.extend.remote(rows_of(0, 30)))
+    ray.get(actor.dumps.remote(file))
+    ray.kill(actor)
+    again = mouse_ray.ReplayBuffer.remote(ArrayStorage(100), batch_size=4, checkpoint=file)
+    assert ray.get(again.size.remote()) == 30
+    ray.kill(again)
+
+
+def rows(first: int, count: int) -> dict[str, Any]:
+    return {
+        "action": np.zeros(count, np.int64),
+        "reward": np.arange(first, first + count, dtype=np.float32),
+        "done": np.zeros(count, np.int64),
+    }
+
+
+@pytest.mark.long
+def test_rows_of_tasks_are_in_the_store_once_though_the_writer_dies(tmp_path: Path) -> None:
+    writer = mouse_ray.StoreWriter.remote(tmp_path / "s", sync="none")
+
+    @ray.remote(num_cpus=0)
+    def collect(writer: Any, number: int) -> int:
+        client = mouse_ray.store_client(writer, f"actor-{number}", timeout_s=120)
+        for turn in range(40):
+            client.extend(rows(1000 * number + 10 * turn, 10))
+        return client.written
+
+    tasks = [collect.remote(writer, number) for number in range(2)]
+    for _ in range(3):
+        kill(writer)
+    assert ray.get(tasks) == [40, 40]
+    assert ray.get(writer.clients.remote()) == {"actor-0": 40, "actor-1": 40}
+    ray.get(writer.flush.remote())
+    found = [row["reward"] for row in DatasetStore.open(tmp_path / "s")[:]]
+    assert sorted(found) == [*range(400), *range(1000, 1400)]
+    assert ray.get(writer.size.remote()) == 800
+    ray.get(writer.close.remote())
+    ray.kill(writer)
+
+
+def test_refused_rows_come_back_and_a_client_goes_on(tmp_path: Path) -> None:
+    writer = mouse_ray.StoreWriter.remote(tmp_path / "s")
+    client = mouse_ray.store_client(writer, "a")
+    client.extend(rows(0, 3))
+    with pytest.raises(SchemaError, match="odd"):
+        client.extend({**rows(3, 3), "odd": [1, 2, 3]})
+    client.append({name: values[0] for name, values in rows(3, 1).items()})
+    again = mouse_ray.store_client(writer, "a")
+    assert again.written == 2
+    again.flush()
+    assert [row["reward"] for row in DatasetStore.open(tmp_path / "s")[:]] == [0, 1, 2, 3]
+    ray.get(writer.close.remote())
+    ray.kill(writer)
+
+
+def process_of(actor: Any) -> int | None:
+    """The id of the process that an actor runs in; None while it is being started again."""
+    try:
+        return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))  # type: ignore[no-any-return]
+    except ray.exceptions.RayActorError:
+        return None
+
+
+def kill(actor: Any) -> None:
+    """Kill an actor's process, and wait until it runs in another one: a dying actor may still answer."""
+    before = process_of(actor)
+    ray.kill(actor, no_restart=False)
+    limit = time.monotonic() + 180
+    while process_of(actor) in (before, None):
+        assert time.monotonic() < limit
+        time.sleep(0.1)
