@@ -14,6 +14,7 @@ import mouse_jax
 import mouse_torch
 from mouse_core import replay as core
 from mouse_core.errors import ClosedError, ConfigError, WorkerError
+from mouse_core.nested import nest
 from tests.comparing import host, leaves, same
 
 PACKAGES: dict[str, tuple[ModuleType, Any]] = {
@@ -111,8 +112,8 @@ def write(buffer: Any, case: str, number: int) -> None:
     buffer.extend(part)
 
 
-def as_numpy(batch: Any) -> dict[Any, np.ndarray]:
-    return {name: host(values) for name, values in leaves(batch).items()}
+def as_numpy(batch: Any) -> dict[str, Any]:
+    return nest({name: host(values) for name, values in leaves(batch).items()})
 
 
 def update(buffer: Any, batch: Any) -> None:
@@ -124,7 +125,7 @@ def update(buffer: Any, batch: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_threads_are_not_seen(case: str) -> None:
-    streams: dict[tuple[str, int], list[dict[Any, np.ndarray]]] = {}
+    streams: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for name, (package, _) in PACKAGES.items():
         for workers in (0, 3):
             buffer = make(name, case)
