@@ -1,4 +1,4 @@
-"""Rollouts in torch and JAX: of motion imitation, with hidden states, beside those of NumPy; and what is torch's alone."""
+"""Rollouts in torch and JAX: those of motion imitation are those of NumPy; and what is torch's alone."""
 
 from typing import Any
 

@@ -154,7 +154,7 @@ def test_nodes_of_torchdata_keep_the_state() -> None:
 
 
 def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "by_torchrun.py"
+    script = Path(__file__).parent / "jobs.py"
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     # Where the launcher shares its store with the ranks, those that start again may read where one of the last attempt
     # listened, and find nobody there.
