@@ -97,9 +97,6 @@ def calls(folder: Path) -> Iterator[tuple[str, Call]]:
     yield "recurrent_mini_batch_generator", lambda: next(storage.recurrent_mini_batch_generator(1, shuffle=True))
     rollouts = RolloutBuffer(folder / "rollouts")
     yield "rollout buffer", rollouts.flush
-    begun = storage.mini_batch_generator(2)
-    next(begun)
-    yield "mini-batches that were begun outside", lambda: next(begun)
 
 
 @pytest.mark.parametrize("traced", TRACED)
@@ -117,6 +114,12 @@ def test_all_that_has_a_memory_is_refused(tmp_path: Path) -> None:
         for traced in ("jit", "vmap"):
             assert is_refused(lambda traced=traced, call=call: TRACED[traced](call)), f"{name} in {traced}"
         call()
+    storage = RolloutStorage(2, 1, {})
+    storage.add_transitions({"rewards": np.ones(2), "dones": np.zeros(2)})
+    begun = storage.mini_batch_generator(2)
+    next(begun)
+    with pytest.raises(ConfigError, match="mini-batches: expected a call outside"):
+        TRACED["jit"](begun.__next__)
     buffer = buffer_of(mouse_jax.ReplayBuffer)
     for write in (buffer.extend, buffer.update_priority):
         with pytest.raises(ConfigError, match="that JAX traces"):

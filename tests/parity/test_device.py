@@ -398,17 +398,16 @@ def test_a_sampler_of_ones_own_draws_the_same_everywhere(
     eager, compiled = (in_torch.Replay(ROW, 30, seed=5, **options) for _ in range(2))
     draw = torch.compile(compiled.sample, fullgraph=True, backend="eager")
     seeds = jax.vmap(lambda seed: in_jax.init(ROW, 30, seed=seed, **options))(jnp.array([4, 5]))
+    add, take = jax.jit(in_jax.add), jax.jit(in_jax.take)
+    add_each, take_each = jax.jit(jax.vmap(in_jax.add, (0, None))), jax.jit(jax.vmap(in_jax.take, (0, None)))
     for first in range(0, 40, 10):
         count = np.arange(first, first + 10)
         rows = {"x": count.astype(np.int32), "reward": count.astype(np.float32), "done": count % 7 == 6}
         host.extend(rows)
         eager.extend(rows)
         compiled.extend(rows)
-        state = in_jax.add(state, rows)
-        seeds = jax.vmap(lambda replay, rows=rows: in_jax.add(replay, rows))(seeds)
-        number = first // 10
-        state, batch = jax.jit(in_jax.take)(state, number)
-        seeds, batches = jax.vmap(lambda replay, number=number: in_jax.take(replay, number))(seeds)
+        state, batch = take(add(state, rows), first // 10)
+        seeds, batches = take_each(add_each(seeds, rows), first // 10)
         expected = host.sample()
         for found in (eager.sample(), draw(), batch, jax.tree.map(lambda leaf: leaf[1], batches)):
             for name in ("x", "index", *(() if slices is None else ("mask",))):

@@ -20,7 +20,7 @@ from mouse_jax import returns
 from tests.comparing import same
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import component, joined, random_case
-from tests.jax.test_conformance import Kept
+from tests.parity.test_rollouts import Compiled
 
 
 class Framework(NamedTuple):
@@ -73,7 +73,7 @@ def test_functions_agree_with_numpy(framework: Framework, shape: Any, of_core: b
     same(found, core.normalized(case.rewards), close=framework.close)
 
 
-STORAGES: dict[str, Any] = {"numpy": core.RolloutStorage, "torch": mouse_torch.RolloutStorage, "jax": Kept}
+STORAGES: dict[str, Any] = {"numpy": core.RolloutStorage, "torch": mouse_torch.RolloutStorage, "jax": Compiled}
 
 
 @pytest.mark.parametrize("kind", STORAGES)

@@ -52,12 +52,16 @@ def core_of(values: Any) -> Any:
 
 
 class Compiled(Kept):
-    """With rows that are appended by a function that JAX compiled."""
+    """With functions that JAX compiled."""
 
     append = staticmethod(jax.jit(rollout_storage.append, donate_argnums=0))
+    compute = staticmethod(jax.jit(rollout_storage.compute_returns))
 
     def add_transitions(self, transition: Any) -> None:
         self.rollout = self.append(self.rollout, transition)
+
+    def compute_returns(self, *arguments: Any, **options: Any) -> None:
+        self.rollout = self.compute(self.rollout, *arguments, **options)
 
 
 def filled(kind: str) -> Any:

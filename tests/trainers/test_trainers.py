@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,20 @@ import pytest
 import torch
 
 from mouse_core import BatchSource
+from tests.ranks import run_ranks, search_path
 from tests.trainers import jobs
-from tests.trainers.ranks import run, search_path
 
 pytestmark = pytest.mark.trainers
+TRAINERS = (
+    "import torch, tensordict, accelerate, lightning, torchdata.stateful_dataloader, transformers, transformers.trainer"
+)
+
+
+def run(work: Callable[..., Any], ranks: int, **options: Any) -> list[Any]:
+    """What a job returns on each of some ranks, which a launcher starts."""
+    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", "ACCELERATE_DISABLE_RICH": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return run_ranks(work, ranks, preload=TRAINERS, launched=True, environment=environment, **options)
 
 
 @cache
@@ -61,43 +72,43 @@ def test_other_ranks_go_on_with_the_same_stream(job: str, tmp_path: Path) -> Non
     (tmp_path / "kept").mkdir()
     begin = 0
     for ranks, stop in ((2, 6), (4, 11), (1, 13)):
-        check(run("jobs", job, ranks, tmp_path, folder=str(tmp_path / "kept"), stop=stop), begin, stop)
+        check(run(getattr(jobs, job), ranks, folder=str(tmp_path / "kept"), stop=stop), begin, stop)
         begin = stop
 
 
 def test_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     options = {"folder": str(tmp_path / "kept")}
-    assert run("jobs", "ddp", 4, tmp_path, **options, stop=20, kill=[2, 7]) == [None] * 4
-    check(run("jobs", "ddp", 3, tmp_path, **options, stop=9), 6, 9)
+    assert run(jobs.ddp, 4, **options, stop=20, kill=[2, 7]) == [None] * 4
+    check(run(jobs.ddp, 3, **options, stop=9), 6, 9)
 
 
 def test_accelerate_leaves_batches_alone_however_it_shares_out(tmp_path: Path) -> None:
-    found = run("jobs", "prepared", 2, tmp_path, steps=5)
+    found = run(jobs.prepared, 2, steps=5)
     for way in found[0]:
         check([{"begin": 0, "rows": one[way]} for one in found], 0, 5)
 
 
 def test_accelerate_skips_numbers(tmp_path: Path) -> None:
-    found = run("jobs", "skipped", 2, tmp_path, epoch=2, batches=3)
+    found = run(jobs.skipped, 2, epoch=2, batches=3)
     check([{"begin": 13, "rows": rows} for rows in found], 13, 15)
 
 
 def test_a_loader_may_be_made_before_there_are_processes(tmp_path: Path) -> None:
-    (found,) = run("jobs", "made_before", 1, tmp_path, forked=2, folder=str(tmp_path), stop=6)
+    (found,) = run(jobs.made_before, 1, forked=2, folder=str(tmp_path), stop=6)
     check(found, 0, 6)
 
 
 def test_transformers_is_told_that_it_needs_dicts(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"as_dict: expected True for transformers\.trainer"):
-        run("jobs", "transformers", 1, tmp_path, folder=str(tmp_path / "kept"), stop=2, as_dict=False)
+        run(jobs.transformers, 1, folder=str(tmp_path / "kept"), stop=2, as_dict=False)
 
 
 # A torch DataLoader over a source, which trainers share out among the ranks by whole batches, unless that is a shard's.
 @pytest.mark.parametrize("way", [("fabric", "source"), ("accelerate", "dispatched"), ("accelerate", "wrapped")])
 def test_parts_of_shards_are_refused(way: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="expected a source that is sharded once"):
-        run("jobs", "shared_out", 2, tmp_path, ways=[[*way, True]])
+        run(jobs.shared_out, 2, ways=[[*way, True]])
 
 
 def test_what_is_not_refused_is_seen_in_whole(tmp_path: Path) -> None:
@@ -108,7 +119,7 @@ def test_what_is_not_refused_is_seen_in_whole(tmp_path: Path) -> None:
         ("accelerate", "dispatched", False): 2,
         ("accelerate", "loader", True): 4,
     }
-    found = run("jobs", "shared_out", 2, tmp_path, ways=list(ways))
+    found = run(jobs.shared_out, 2, ways=list(ways))
     for (way, each), ranks in zip(ways.items(), zip(*found, strict=True), strict=True):
         assert [len(batches) for batches in ranks] == [each, each], way
         assert len({row for batches in ranks for rows in batches for row in rows}) == 192, way
