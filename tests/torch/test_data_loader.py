@@ -281,7 +281,7 @@ def plain(window: Any) -> dict[str, tuple[str, list[int], bytes]]:
     return {name: (one.dtype.str, [*one.shape], one.tobytes()) for name, one in arrays.items()}
 
 
-@pytest.mark.parametrize(("place", "options"), zip(cycle(["memory", "disk"]), BY_OPTIONS, strict=False), ids=str)
+@pytest.mark.parametrize(("place", "options"), [*zip(cycle(["memory", "disk"]), BY_OPTIONS, strict=False)], ids=str)
 def test_each_window_is_the_sources_own_and_comes_once(place: str, options: dict[str, Any], folder: Path) -> None:
     store = DatasetStore.open(folder)
     store = store if place == "disk" else DatasetStore().from_dataset(store.to_dataset())
