@@ -63,7 +63,8 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
     """Parse a README, for a push of a configuration.
 
     Raises:
-        ConfigError: The front matter is not a YAML mapping, so it cannot be extended.
+        ConfigError: The front matter is not a YAML mapping, so it cannot be extended. Or another configuration is
+            marked as default, of which ``datasets`` accepts only one.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -77,22 +78,19 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
         raise ConfigError(f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}") from error
     metadata = {} if metadata is None else metadata
     configs = metadata.get("configs", []) if isinstance(metadata, dict) else None
-    if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
+    if not isinstance(configs, list) or not all(isinstance(other, dict) for other in configs):
         raise ConfigError(
             f"README.md of {repo_id}: expected front matter that is a mapping, and whose entry 'configs' is a list of "
             "mappings, found other content"
         )
-    return Card(metadata, text[match.end() :], newline, config)
-
-
-def check_extendable(card: Card, *, repo_id: str) -> None:
-    """Raise ConfigError if another configuration is marked as default. ``datasets`` accepts only one default."""
-    for config in _configs(card, mine=False) if card.config == CONFIG else ():
-        if config.get("default"):
+    card = Card(metadata, text[match.end() :], newline, config)
+    for other in _configs(card, mine=False) if config == CONFIG else ():
+        if other.get("default"):
             raise ConfigError(
-                f"README.md of {repo_id}: expected no default configuration except {CONFIG!r},"
-                f" found {config.get('config_name')!r} marked as default"
+                f"README.md of {repo_id}: expected no default configuration except {CONFIG!r}, "
+                f"found {other.get('config_name')!r} marked as default"
             )
+    return card
 
 
 def stale_files(card: Card, files: Iterable[str]) -> list[str]:
@@ -433,9 +431,7 @@ class Job:
 
     def card(self, remote: Remote, repo_id: str) -> Card:
         """Parse the card before the push; raise ConfigError if the push cannot extend the card."""
-        card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
-        check_extendable(card, repo_id=repo_id)
-        return card
+        return parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
 
     def write(self, folder: str) -> Shards:
         """Write the shards of all splits into a new folder inside ``folder``."""
@@ -509,8 +505,6 @@ def collect_parts(
     splits: Mapping[str, Store | Sequence[Store]],
 ) -> tuple[DatasetMetadata, dict[str, list[SplitPiece]]]:
     """Return the joined metadata of all stores, and the rows of all stores by split."""
-    from mouse_core.store.views import Store
-
     parts: dict[str, list[SplitPiece]] = {}
     said: list[tuple[str, DatasetMetadata]] = []
     for split, given in splits.items():
@@ -600,11 +594,7 @@ class PushResult:
 
 
 def push_stores_to_hub(
-    stores: Store | Sequence[Store],
-    *,
-    repo_id: str,
-    split: str = "train",
-    **options: Any,
+    stores: Store | Sequence[Store], *, repo_id: str, split: str = "train", **options: Any
 ) -> PushResult:
     """Publish stores as a single split of a dataset; for the options see ``push_to_hub``.
 
@@ -614,11 +604,7 @@ def push_stores_to_hub(
 
 
 def push_named_stores_to_hub(
-    stores: Mapping[str, Store | Sequence[Store]],
-    *,
-    repo_id: str,
-    split: str = "train",
-    **options: Any,
+    stores: Mapping[str, Store | Sequence[Store]], *, repo_id: str, split: str = "train", **options: Any
 ) -> dict[str, PushResult]:
     """Publish named stores, such as the members of a mixture. Each name becomes a configuration, in a separate commit.
 
@@ -700,11 +686,8 @@ def push_to_hub(
             "push: expected rows with stored images, found frames of videos, which are not copied; `mouse "
             "convert --images png` stores images in the rows"
         )
-    typed = [
-        (part.where, with_metadata(part.dataset.features, DatasetMetadata()))
-        for some in parts.values()
-        for part in some
-    ]
+    pieces = [part for some in parts.values() for part in some]
+    typed = [(part.where, with_metadata(part.dataset.features, DatasetMetadata())) for part in pieces]
     job = Job(parts, unify_features(typed), metadata, max_bytes, max_rows_per_shard, progress, config)
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in job.rows.items())

@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ DATE = "Sun, 01 Nov 2026 00:00:00 GMT"
 
 
 class Object(NamedTuple):
-    """Bytes under a name: how many, what gives some of them, and what tells them from others."""
+    """Bytes under a name: their number, a function that returns some of them, and their version."""
 
     size: int
     read: Callable[[int, int], bytes]
@@ -39,12 +40,10 @@ class Object(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> Object:
-        """Bytes that are there."""
         return cls(len(data), lambda begin, end: data[begin:end], hashlib.md5(data).hexdigest())
 
     @classmethod
     def of_file(cls, path: Path) -> Object:
-        """Those of a file, read when they are asked for."""
         found = path.stat()
         return cls(found.st_size, partial(_read_file, path), f"{found.st_ino:x}-{found.st_mtime_ns:x}")
 
@@ -57,17 +56,10 @@ def _read_file(path: Path, begin: int, end: int) -> bytes:
 
 @dataclass
 class Fault:
-    """What goes wrong, with the next ``times`` requests of a method for paths in which ``pattern`` is found.
+    """What goes wrong with the next ``times`` requests (below 0: all) of a method for paths that match ``pattern``.
 
-    Args:
-        pattern: A regular expression.
-        kind: "status" answers ``status``; "drop" ends the connection in the middle of the body; "stall" answers
-            ``seconds`` later; "damage" changes a byte in the middle of the body.
-        times: How often; below 0: always.
-        method: Of requests.
-        status: Answered.
-        seconds: Of delay.
-        every: Of how many requests one goes wrong.
+    A fault of kind "status" answers ``status``; "drop" ends the connection in the middle of the body; "stall" answers
+    ``seconds`` later; "damage" changes a byte in the middle of the body. One of ``every`` requests goes wrong.
     """
 
     pattern: str
@@ -142,7 +134,6 @@ class ObjectServer:
                 self.put(f"{path}/{file.relative_to(folder).as_posix()}", Object.of_file(file))
 
     def connection(self) -> Connection:
-        """What answers on one connection."""
         return Connection(self)
 
     def count(self) -> tuple[int, int]:
@@ -390,16 +381,9 @@ def main(kind: type[ObjectServer] = ObjectServer) -> None:
     server.put_folder("data", told.folder)
     with server:
         print(server.port, flush=True)
-        while input_line := _line():
-            if input_line == "sent":
+        for line in sys.stdin:
+            if line.strip() == "sent":
                 print(*server.count(), flush=True)
-
-
-def _line() -> str:
-    try:
-        return input()
-    except EOFError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import ByteLevel, TemplateProcessing
 
 from mouse_core import ConfigError, DataError
 from mouse_core.text.chat import ChatTemplate, encode_chat, encode_preference, render_chat
@@ -189,15 +190,13 @@ def test_masks_are_cut_as_ids_are(texts: list[str], length: int, side: str) -> N
     assert cut.assistant_masks.tolist() == wanted[kept]
 
 
-def test_a_token_across_an_edge_counts() -> None:
+def test_tokens_at_an_edge() -> None:
     # " c" is one token of the tokenizer, whose first character is not the assistant's.
     source = ChatTemplate("{{ 'is ' }}{% generation %}{{ 'cold' }}{% endgeneration %}")
     chat = encode_chat(source, TALK, tokenizer())
     assert sum(start < 3 < end for start, end in chat.offsets.tolist()) == 1
     assert chat.assistant_masks.tolist() == [int(end > 3) for _, end in chat.offsets.tolist()]
-
-
-def test_all_bytes_of_a_character_are_of_one_kind() -> None:
+    # All bytes of a character are of one kind.
     crab = "\U0001f980"
     chat = encode_chat(template(CHATML), (said("user", crab), said("assistant", crab)), tokenizer())
     text = chat.rendered.text
@@ -205,27 +204,16 @@ def test_all_bytes_of_a_character_are_of_one_kind() -> None:
     each = len(tokenizer().encode(crab).ids)
     assert each > 1
     assert chat.assistant_masks[spots].tolist() == [0] * each + [1] * each
-
-
-def test_white_space_that_a_tokenizer_trims_off_its_offsets_counts() -> None:
-    from tokenizers.processors import ByteLevel
-
+    # White space that a tokenizer trims off its offsets counts.
     trims = fresh_tokenizer()
     trims.post_processor = ByteLevel(trim_offsets=True)
-    chat = (said("user", " \n "), said("assistant", "is  \n it \n cold  "), said("user", "  "))
-    found, wanted = (encode_chat(template(CHATML), chat, one) for one in (trims, tokenizer()))
+    talk = (said("user", " \n "), said("assistant", "is  \n it \n cold  "), said("user", "  "))
+    found, wanted = (encode_chat(template(CHATML), talk, one) for one in (trims, tokenizer()))
     assert found.input_ids.tolist() == wanted.input_ids.tolist()
     assert found.assistant_masks.tolist() == wanted.assistant_masks.tolist()
 
 
-def test_half_a_character_is_refused() -> None:
-    with pytest.raises(DataError, match="expected Unicode characters, found half a surrogate pair at "):
-        encode_chat(template(CHATML), (said("user", "a\ud83e"),), tokenizer())
-
-
 def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
-    from tokenizers.processors import TemplateProcessing
-
     busy = fresh_tokenizer()
     busy.enable_truncation(3)
     busy.enable_padding(length=50)
@@ -235,6 +223,8 @@ def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
     assert busy.truncation is not None
     with pytest.raises(ConfigError, match="which return offsets, found function"):
         encode_chat(template(CHATML), TALK, lambda text: [1])
+    with pytest.raises(DataError, match="expected Unicode characters, found half a surrogate pair at "):
+        encode_chat(template(CHATML), (said("user", "a\ud83e"),), tokenizer())
 
 
 HARMFUL = {
@@ -285,7 +275,7 @@ def test_templates_that_take_long_are_stopped() -> None:
 
 
 class Late(Exception):
-    """What a signal raises."""
+    """The error of a signal's handler."""
 
 
 def test_an_interrupted_rendering_gives_its_text_to_nobody() -> None:

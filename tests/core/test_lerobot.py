@@ -46,7 +46,7 @@ class Robot:
         self.done = self.frame == np.array(lengths)[self.episode] - 1
 
     def picture(self, camera: int, place: int) -> npt.NDArray[np.uint8]:
-        """A frame that says which it is: its left half by brightness, its right half by the camera."""
+        """A frame whose left half has the brightness of its place, and whose right half that of its camera."""
         pixels = np.zeros((*SIDE, 3), np.uint8)
         pixels[:, : SIDE[1] // 2] = 20 + 10 * place % 220
         pixels[:, SIDE[1] // 2 :] = 60 * (camera + 1)
@@ -63,15 +63,13 @@ class Robot:
     ) -> Path:
         """Write the dataset, its episodes spread over files as `files` says."""
         joints = {"dtype": "float32", "shape": [6], "names": [f"joint_{k}" for k in range(6)]}
-        number = {"dtype": "int64", "shape": [1], "names": None}
         image = {"dtype": kind, "shape": [*SIDE, 3], "names": ["height", "width", "channels"]}
+        numbers = {"next.reward": "float32", "next.done": "bool", "timestamp": "float32"}
+        numbers |= dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
         feature = {
             "observation.state": joints,
             "action": dict(joints),
-            "next.reward": {"dtype": "float32", "shape": [1], "names": None},
-            "next.done": {"dtype": "bool", "shape": [1], "names": None},
-            "timestamp": {"dtype": "float32", "shape": [1], "names": None},
-            **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), number),
+            **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in numbers.items()},
             **{f"observation.images.{camera}": dict(image) for camera in self.cameras},
         }
         info: dict[str, Any] = {
@@ -92,9 +90,8 @@ class Robot:
         (root / "meta").mkdir(parents=True)
         (root / "meta" / "info.json").write_text(json.dumps(info))
         (root / "meta" / "stats.json").write_text(json.dumps({"action": {"mean": [0.0] * 6}}))
-        pq.write_table(
-            pa.table({"task_index": [0, 1], "__index_level_0__": ["pick", "place"]}), root / "meta" / "tasks.parquet"
-        )
+        tasks = pa.table({"task_index": [0, 1], "__index_level_0__": ["pick", "place"]})
+        pq.write_table(tasks, root / "meta" / "tasks.parquet")
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
         rows: list[dict[str, Any]] = []
         for number, chosen in enumerate(files):
@@ -151,9 +148,8 @@ class Robot:
 
     def expected(self, final: str) -> dict[str, list[Any]]:
         """The rows, by a plain loop over what was recorded."""
-        rows: dict[str, list[Any]] = {
-            name: [] for name in ("observation.state", "action", "reward", "done", "episode_step", "episode")
-        }
+        names = ("observation.state", "action", "reward", "done", "episode_step", "episode")
+        rows: dict[str, list[Any]] = {name: [] for name in names}
         place = 0
         for number, length in enumerate(self.lengths):
             for step in range(length + (final == "mark")):
@@ -201,13 +197,9 @@ def test_rows_are_what_was_recorded(final: str, size: int, tmp_path: Path) -> No
         ends = [step == length for length in robot.lengths for step in range(length + 1)]
         assert table.column("observation_missing").to_pylist() == [int(end) for end in ends]
     # The marked row lacks its observation alone: it is of the same task, a frame later.
-    more = int(final == "mark")
-    assert table.column("metadata_timestamp").to_pylist() == pytest.approx(
-        [step / FPS for length in robot.lengths for step in range(length + more)], abs=1e-6
-    )
-    assert table.column("metadata_task_index").to_pylist() == [
-        episode % 2 for episode, length in enumerate(robot.lengths) for _ in range(length + more)
-    ]
+    times = [step / FPS for step in wanted["episode_step"]]
+    assert table.column("metadata_timestamp").to_pylist() == pytest.approx(times, abs=1e-6)
+    assert table.column("metadata_task_index").to_pylist() == [episode % 2 for episode in wanted["episode"]]
     assert rows_again(stream) == table.num_rows
 
 

@@ -231,7 +231,6 @@ def test_a_tolerance_takes_frames_that_are_further_away(tmp_path: Path) -> None:
 
 
 def test_times_are_as_exact_as_numbers_hold_them(tmp_path: Path) -> None:
-    """Thirds of a second in a video that counts milliseconds, an hour in: rounded twice, and no neighbour."""
     root = Robot((4,), cameras=["top"]).write(tmp_path / "set", files=[[0]], change=lambda info: info.update(fps=3))
     plain = [np.full((*SIDE, 3), 20 * k, np.uint8) for k in range(4)]
     encode_at(root / TOP / "file-000.mp4", [3600000, 3600333, 3600667, 3601000], plain)

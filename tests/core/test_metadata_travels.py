@@ -278,9 +278,8 @@ def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--alignment", "outgoing"]) == 0
     assert "alignment: outgoing" in capsys.readouterr().out
     assert cli.main(["inspect", str(tmp_path / "said"), "--alignment", "arrived"]) == 2
-    assert (
-        "alignment: expected 'outgoing', as declared in the data's metadata, found 'arrived'" in capsys.readouterr().err
-    )
+    said = "alignment: expected 'outgoing', as declared in the data's metadata, found 'arrived'"
+    assert said in capsys.readouterr().err
 
 
 def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,13 +287,8 @@ def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureF
     pq.write_table(with_metadata(table(), metadata), tmp_path / "rows.parquet")
     assert cli.main(["inspect", str(tmp_path / "rows.parquet")]) == 0
     out = capsys.readouterr().out
-    for line in (
-        "environment: Hopper-v5",
-        "tasks: 3: hop; 9: <b>rest</b>",
-        "fields of its own: log_prob",
-        "max_action_dim: 4",
-    ):
-        assert line in out
+    lines = ["environment: Hopper-v5", "tasks: 3: hop; 9: <b>rest</b>", "fields of its own: log_prob"]
+    assert all(line in out for line in [*lines, "max_action_dim: 4"])
     assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metadata"] == metadata.to_json()
 
@@ -340,11 +334,7 @@ def test_a_stream_has_the_alignment_of_its_metadata() -> None:
 
 def test_writers_of_other_formats_refuse_rows_of_the_other_alignment(tmp_path: Path) -> None:
     rows = outgoing()
-    for given in (
-        rows,
-        rows.data.table,
-        DatasetStore(alignment="outgoing").from_dataset(rows),
-    ):
+    for given in (rows, rows.data.table, DatasetStore(alignment="outgoing").from_dataset(rows)):
         with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
             list(write_rlds(given))
     rows.save_to_disk(str(tmp_path / "saved"))

@@ -239,9 +239,7 @@ def test_fields_are_chosen_by_name(case: Case) -> None:
     with pytest.raises(MissingFieldError, match="next_observation"):
         BatchSource(case.store, None, 8, transitions=True, fields=["next_observation"])
     BatchSource(case.store, None, 8, transitions=True, required_fields=["terminated", "next_observation.place"])
-
-
-def test_a_sampler_of_ones_own_may_draw_rows_without_a_transition(case: Case) -> None:
+    # A custom sampler may draw rows without a transition.
     batch = BatchSource(case.store, None, 64, RandomWindows(1, 64), transitions=True)[0]
     assert not batch["mask"].all()
     assert {*rows_of(batch)} <= {*case.flat}
@@ -271,16 +269,13 @@ def test_options_that_transitions_do_not_have(case: Case) -> None:
             BatchSource(case.store, transitions=True, **options)
 
 
-def test_flags_of_agents_in_place_of_those_of_episodes_are_refused() -> None:
+def test_flags_of_agents_and_a_field_that_is_called_next_are_refused() -> None:
     store = DatasetStore()
     flags = np.zeros((4, 2), bool)
     store.extend({"action": [0] * 4, "reward": [0] * 4, "done": [0, 0, 0, 1], "terminated": flags, "truncated": flags})
     assert BatchSource(store, 2, 1, layout="stored")[0]["terminated"].shape == (1, 2, 2)
     with pytest.raises(SchemaError, match=r"one flag per step in 'terminated', found shape \[2\].*'agent_done'"):
         BatchSource(store, None, 1, layout="stored", transitions=True)
-
-
-def test_a_field_that_is_called_next_is_refused() -> None:
     store = DatasetStore(fields=[Field("next_obs_discrete", column="other")])
     store.extend({"action": [0], "reward": [0.0], "done": [0], "observation_discrete": [0], "other": [1]})
     with pytest.raises(ConfigError, match=r"expected a store without fields \['next_obs_discrete'\]"):

@@ -37,6 +37,15 @@ class Episode:
     def __len__(self) -> int:
         return len(self.actions)
 
+    def add(self, observation: Any, action: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        """Log a step."""
+        self.observations.append(observation)
+        self.actions.append(action)
+        self.rewards.append(reward)
+        self.terminated.append(terminated)
+        self.truncated.append(truncated)
+        self.infos.append(info)
+
     @property
     def done(self) -> int:
         return 1 if self.terminated[-1] else 2 if self.truncated[-1] else 0
@@ -65,16 +74,11 @@ class Counting(gymnasium.Env[Any, Any]):
             self.observation_space = gymnasium.spaces.Box(0, 255, (36, 40, 3), np.uint8)
             self.action_space = gymnasium.spaces.Discrete(7)
         elif kind == "nested":
-            self.observation_space = gymnasium.spaces.Dict(
-                {
-                    "arm": gymnasium.spaces.Dict({"angle": box, "grip": gymnasium.spaces.Discrete(100_000)}),
-                    "parts": gymnasium.spaces.Tuple((box, gymnasium.spaces.MultiBinary(4))),
-                    "word": gymnasium.spaces.Text(8),
-                }
-            )
-            self.action_space = gymnasium.spaces.Dict(
-                {"move": self.action_space, "press": gymnasium.spaces.Discrete(7)}
-            )
+            spaces = gymnasium.spaces
+            arm = spaces.Dict({"angle": box, "grip": spaces.Discrete(100_000)})
+            parts = spaces.Tuple((box, spaces.MultiBinary(4)))
+            self.observation_space = spaces.Dict({"arm": arm, "parts": parts, "word": spaces.Text(8)})
+            self.action_space = spaces.Dict({"move": self.action_space, "press": spaces.Discrete(7)})
 
     @property
     def _count(self) -> int:
@@ -121,12 +125,7 @@ def record(env: Any, episodes: int, *, seed: int = 0) -> Iterator[Episode]:
         while not (log.actions and (log.terminated[-1] or log.truncated[-1])):
             action = env.action_space.sample()
             observation, reward, terminated, truncated, info = env.step(action)
-            log.observations.append(observation)
-            log.actions.append(action)
-            log.rewards.append(reward)
-            log.terminated.append(terminated)
-            log.truncated.append(truncated)
-            log.infos.append(info)
+            log.add(observation, action, reward, terminated, truncated, info)
         yield log
 
 
@@ -134,11 +133,8 @@ def suite(
     episodes: Sequence[tuple[int, int]], write: Callable[[Path], Path], read: Callable[..., Any], **more: Any
 ) -> Any:
     """The tests of a reader, by the rows and the last code of each episode, and what writes and reads a source."""
-    return type(
-        "Suite",
-        (FormatConformance,),
-        {"episodes": tuple(episodes), "write": staticmethod(write), "read": staticmethod(read), **more},
-    )
+    members = {"episodes": tuple(episodes), "write": staticmethod(write), "read": staticmethod(read), **more}
+    return type("Suite", (FormatConformance,), members)
 
 
 def ends_of(lengths: Sequence[int], *, terminal: int = 1, truncated: int = 2) -> tuple[tuple[int, int], ...]:
@@ -239,17 +235,10 @@ def rlds_episode(log: Episode, *, complete: bool = True) -> dict[str, Any]:
     steps = []
     for step in range(len(log) + complete):
         last = step == len(log)
-        steps.append(
-            {
-                "observation": log.observations[step],
-                "action": leaves_like(log.actions[0]) if last else log.actions[step],
-                "reward": np.float64(-77.0) if last else np.float64(log.rewards[step]),
-                "discount": np.float32(0.0 if last else 0.9),
-                "is_first": step == 0,
-                "is_last": last,
-                "is_terminal": last and log.done == 1,
-            }
-        )
+        action, reward = (leaves_like(log.actions[0]), -77.0) if last else (log.actions[step], log.rewards[step])
+        made = {"observation": log.observations[step], "action": action, "reward": np.float64(reward)}
+        flags = {"is_first": step == 0, "is_last": last, "is_terminal": last and log.done == 1}
+        steps.append({**made, "discount": np.float32(0.0 if last else 0.9), **flags})
     return {"steps": steps}
 
 

@@ -15,9 +15,8 @@ Log = list[tuple[str, int, Any]]
 
 @cache
 def typestore() -> Any:
-    return pytest.importorskip("rosbags.typesys").get_typestore(
-        pytest.importorskip("rosbags.typesys").Stores.ROS2_HUMBLE
-    )
+    typesys = pytest.importorskip("rosbags.typesys")
+    return typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
 
 
 def message(kind: str, **values: Any) -> Any:
@@ -80,9 +79,8 @@ def write_mcap(path: Path, log: Log, *, compression: str = "ZSTD", chunk_size: i
             name = one.__msgtype__
             if topic not in channels:
                 text = typestore().generate_msgdef(name, ros_version=2)[0]
-                channels[topic] = writer.register_channel(
-                    topic, "cdr", writer.register_schema(name, "ros2msg", text.encode())
-                )
+                schema = writer.register_schema(name, "ros2msg", text.encode())
+                channels[topic] = writer.register_channel(topic, "cdr", schema)
             data = bytes(typestore().serialize_cdr(one, name))
             writer.add_message(channels[topic], log_time=time, publish_time=time, data=data)
         writer.finish()

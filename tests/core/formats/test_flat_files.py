@@ -290,17 +290,16 @@ def test_arrays_that_lie(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
     folder = write_dopamine(tmp_path / "log", atari())
     file = folder / "$store$_reward_ckpt.0.gz"
-    whole = file.read_bytes()
-    with gzip.open(file, "wb") as stream:
-        np.save(stream, np.zeros(5, np.float32))
-    with pytest.raises(DataError, match=r"expected arrays of equal length, found .*'reward': 5"):
-        list(read_dopamine(folder, final="drop"))
-    file.write_bytes(whole[:-9])
-    with pytest.raises(DataError, match=r"reward_ckpt\.0\.gz"):
-        list(read_dopamine(folder, final="drop"))
-    file.write_bytes(whole[:-8] + b"abcd" + whole[-4:])
-    with pytest.raises(DataError, match=r"reward_ckpt\.0\.gz.*CRC"):
-        list(read_dopamine(folder, final="drop"))
+    whole, shorter = file.read_bytes(), io.BytesIO()
+    np.save(shorter, np.zeros(5, np.float32))
+    for content, message in (
+        (gzip.compress(shorter.getvalue()), r"expected arrays of equal length, found .*'reward': 5"),
+        (whole[:-9], r"reward_ckpt\.0\.gz"),
+        (whole[:-8] + b"abcd" + whole[-4:], r"reward_ckpt\.0\.gz.*CRC"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            list(read_dopamine(folder, final="drop"))
     file.unlink()
     with pytest.raises(DataError, match=r"found no .'reward'"):
         list(read_dopamine(folder, final="drop"))

@@ -40,13 +40,7 @@ class Logged(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
-        log = self.logs[-1]
-        log.observations.append(observation)
-        log.actions.append(action)
-        log.rewards.append(float(reward))
-        log.terminated.append(terminated)
-        log.truncated.append(truncated)
-        log.infos.append(info)
+        self.logs[-1].add(observation, action, float(reward), terminated, truncated, info)
         return observation, reward, terminated, truncated, info
 
 
