@@ -1,6 +1,7 @@
 """Damage one file at a time in copies of everything that is ours: no wrong value is silent, no process dies or hangs.
 
-Each copy is read by a process of its own. It finds what was written, or raises an error or a warning of ours.
+A process that reads a copy finds what was written, or raises an error or a warning of ours. ``repair`` of a store keeps
+all rows of undamaged files.
 
     python -m tests.damage --copies 20000
 """
@@ -18,6 +19,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,48 +32,26 @@ from mouse_core.files.log import Log, read_log
 from mouse_core.formats.verifying import verify
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from mouse_core.store.derived import DerivedStore, Return
+from mouse_core.store.disk.checking import repair
 from mouse_study.results import SCHEMA, Results, Run
 from mouse_study.results import read as read_results
 from tests.core import groups_crash
-from tests.core.disk_cases import rows_kept, rows_of, table_of
+from tests.core.damaged_files import damage
+from tests.core.disk_cases import check_batches, rows_kept, rows_of, table_of
 from tests.core.killing import forked
 
 SECONDS = 30
-WAYS = ("flip", "cut", "zero", "double", "swap", "remove")
-
-
-def damage(folder: Path, rng: random.Random) -> str:
-    """Damage a file of a folder, or exchange two files of a kind; return what was done."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    path, way = rng.choice(files), rng.choice(WAYS)
-    content = bytearray(path.read_bytes())
-    at = rng.choice((rng.randrange(len(content)), rng.randrange(min(len(content), 3000))))
-    if way == "flip":
-        content[at] ^= 1 << rng.randrange(8)
-    elif way == "cut":
-        del content[at:]
-    elif way == "zero":
-        end = at + rng.choice((1, 64, 4096))
-        content[at:end] = bytes(len(content[at:end]))
-    elif way == "double":
-        content[at:at] = content[at : at + rng.choice((8, 4096, len(content)))]
-    elif way == "swap":
-        other = rng.choice([one for one in files if one.suffix == path.suffix])
-        content[:], was = other.read_bytes(), bytes(content)
-        other.write_bytes(was)
-    path.write_bytes(content)
-    if way == "remove":
-        path.unlink()
-    return f"{way} {path.relative_to(folder)} at {at}"
+# Rows of the first file of a store, and of both files; an episode has 7.
+FIRST, ROWS = 60, 90
 
 
 def _store(folder: Path, *, closes: bool = True) -> None:
     def write() -> None:
-        store = DatasetStore.open(folder, "a")
-        store.extend(rows_of("mixed", 0, 200))
+        store = DatasetStore.open(folder, "a", layout="windows" if closes else "columns")
+        store.extend(rows_of("mixed", 0, FIRST))
         store.close()
         store = DatasetStore.open(folder, "a")
-        store.extend(rows_of("mixed", 200, 100))
+        store.extend(rows_of("mixed", FIRST, ROWS - FIRST))
         store.flush()
         if closes:
             store.close()
@@ -80,8 +60,33 @@ def _store(folder: Path, *, closes: bool = True) -> None:
 
 
 def _written(folder: Path) -> Any:
+    with DatasetStore.open(folder) as store:
+        found = rows_kept(store)
+        check_batches(store)
     with DatasetStore.open(folder, "a") as store:
-        return rows_kept(store)
+        return [found, rows_kept(store)]
+
+
+def _repaired(folder: Path) -> Any:
+    done = repair(folder)
+    assert not repair(folder).said, "repaired twice"
+    with DatasetStore.open(folder, "a") as store:
+        found = rows_kept(store)
+    assert len(found) == done.rows, f"{len(found)} rows, and {done.rows} were said to be whole"
+    return found
+
+
+def _whole_rows(whole: Path, copy: Path) -> set[int]:
+    """The rows of a store's files that are as they were, without the rest of an episode behind a gap."""
+    files = sorted([*whole.glob("segments/*"), *whole.glob("tail*")])
+    rows, after_gap = set[int](), False
+    for part, first, stop in ((files[:1], 0, FIRST), (files[1:], FIRST, ROWS)):
+        copies = [copy / file.relative_to(whole) for file in part]
+        if all(now.exists() and now.read_bytes() == was.read_bytes() for was, now in zip(part, copies, strict=True)):
+            rows |= {*range(-(-first // 7) * 7 if after_gap else first, stop)}
+        else:
+            after_gap = True
+    return rows
 
 
 def _saved(folder: Path) -> None:
@@ -159,43 +164,69 @@ OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
 }
 
 
-def outcome(read: Callable[[Path], Any], folder: Path, said: Path) -> dict[str, Any]:
-    """Read a folder in a process of its own; the value, or an error or warning of ours, or how the process ended."""
+def outcome(read: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
+    """The value that a folder is read as, or an error or warning of ours, or another error."""
+    signal.alarm(SECONDS)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", StoreWarning)
+        try:
+            found = {"value": json.loads(json.dumps(read(folder), default=str))}
+        except MouseError as error:
+            found = {"told": str(error)}
+        except Exception as error:
+            found = {"foreign": repr(error)}
+    return found | ({"told": str(warned[0].message)} if warned else {})
 
-    def work() -> None:
-        signal.alarm(SECONDS)
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", StoreWarning)
-            try:
-                found = {"value": read(folder)}
-            except MouseError as error:
-                found = {"told": str(error)}
-        found |= {"told": str(warned[0].message)} if warned else {}
-        said.write_text(json.dumps(found, default=str))
 
-    said.write_text("{}")
-    status = os.waitpid(forked(work), 0)[1]
-    return {"ended": status} if status else json.loads(said.read_text())
+def fault(kind: str, whole: Path, copy: Path, wanted: Any, rng: random.Random) -> str:
+    """Damage a copy and read it; what is wrong with that, else an empty text."""
+    read = OURS[kind][1]
+    shutil.copytree(whole, copy)
+    what = damage(copy, rng)
+    needed, again = _whole_rows(whole, copy) if read is _written else set(), copy.with_name("again")
+    if needed:
+        shutil.copytree(copy, again)
+    got = outcome(read, copy)
+    if "told" not in got and got != wanted:
+        return f"{what}: {'silent' if 'value' in got else got}"
+    if needed:
+        got = outcome(_repaired, again)
+        shutil.rmtree(again)
+        if not needed.issubset(got.get("value", ())):
+            return f"{what}: repaired: {got}"
+    return ""
 
 
 def faults(kind: str, copies: int, seed: int, base: Path) -> list[str]:
-    """Damage copies of a kind; the damages that were silent, killed the process or raised an error that is not ours."""
+    """Damage copies of a kind; the damages that were silent, killed the process or raised an error that is not ours.
+
+    A child reads copies until one kills it; another child continues behind it.
+    """
     make, read = OURS[kind]
-    whole, copy, rng = base / "whole", base / "copy", random.Random(f"{kind} {seed}")
+    whole, at, found = base / "whole", base / "at", base / "found"
     make(whole)
-    shutil.copytree(whole, copy)
-    wanted, found = outcome(read, copy, base / "said"), []
-    assert "value" in wanted, wanted
-    for number in range(copies):
-        shutil.rmtree(copy)
-        shutil.copytree(whole, copy)
-        what = damage(copy, rng)
-        got = outcome(read, copy, base / "said")
-        if "told" not in got and got != wanted:
-            found.append(f"{kind} {number}: {what}: {str(got)[:200] if 'ended' in got else 'silent'}")
-            print(found[-1], file=sys.stderr, flush=True)
-    return found
+    found.touch()
+
+    def work(first: int) -> None:
+        at.write_text(str(first))
+        shutil.copytree(whole, base / f"whole {first}")
+        wanted = outcome(read, base / f"whole {first}")
+        assert "value" in wanted, wanted
+        for number in range(first, copies):
+            at.write_text(str(number))
+            copy = base / str(number)
+            if wrong := fault(kind, whole, copy, wanted, random.Random(f"{kind} {seed} {number}")):
+                with found.open("a") as lines:
+                    lines.write(f"{kind} {number}: {' '.join(wrong.split()):.400}\n")
+            shutil.rmtree(copy)
+
+    first = 0
+    while first < copies and (status := os.waitpid(forked(partial(work, first)), 0)[1]):
+        first = int(at.read_text()) + 1
+        with found.open("a") as lines:
+            lines.write(f"{kind} {first - 1}: ended with status {status}\n")
+    return found.read_text().splitlines()
 
 
 def main() -> int:
@@ -209,7 +240,9 @@ def main() -> int:
     kinds = [chosen.kind] if chosen.kind else [*OURS]
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="damage-") as base:
-            counts[kind] = len(faults(kind, chosen.copies // len(kinds), chosen.seed, Path(base)))
+            found = faults(kind, chosen.copies // len(kinds), chosen.seed, Path(base))
+        counts[kind] = len(found)
+        sys.stderr.writelines(f"{line}\n" for line in found)
     print(json.dumps(counts))
     return bool(sum(counts.values()))
 

@@ -50,13 +50,10 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     if _may_wait(name):
         raise damaged(name, "expected a regular file, found a pipe or a device", at=at)
     try:
-        yield
+        with naming(name, at=at):
+            yield
     except FileNotFoundError as error:
         raise ConfigError(f"{name}: expected a file or folder, found none ({error})") from error
-    except DataError as error:
-        if name in str(error):
-            raise
-        raise damaged(name, error, at=at) from error
     except (MouseError, ImportError):
         raise
     except OSError as error:
@@ -65,6 +62,17 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         raise StorageError(f"{name}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # any error of a library
         raise _unreadable(name, error, at) from error
+
+
+@contextmanager
+def naming(name: str, *, at: str = "") -> Iterator[None]:
+    """Context manager that adds the name of a file as a prefix to a DataError without the name; see ``reading``."""
+    try:
+        yield
+    except DataError as error:
+        if name in str(error):
+            raise
+        raise damaged(name, error, at=at) from error
 
 
 def _unreadable(name: str, error: Exception, at: str) -> DataError:

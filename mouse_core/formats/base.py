@@ -30,7 +30,7 @@ from mouse_core._arrow.dense import plain, without_nulls
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
-from mouse_core.files.reading import damaged
+from mouse_core.files.reading import damaged, naming
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.columns import (
@@ -120,7 +120,11 @@ class RowStream:
             **attributes: Other attributes of the stream.
         """
         schema, where = schema_of(ordered(first)), os.fspath(path)
-        batches = lambda: to_batches(rows(), schema, where=where)  # noqa: E731
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with naming(where):
+                yield from to_batches(rows(), schema, where=where)
+
         metadata = in_stored_layout(attributes.pop("metadata", DatasetMetadata("arrived")), schema)
         return cls(where, format, schema, batches, metadata=metadata, **attributes)
 

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, MouseError, SchemaError
-from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.files.reading import damaged, naming, read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import BAG, DREAMERV3, MCAP, is_there, is_zarr, npz_names
 from mouse_core.formats.base import BATCH_ROWS, RowStream, as_stream
@@ -478,7 +478,8 @@ def open(
             flag = f"--{option.replace('_', '-')}"
             raise ConfigError(f"{root}: {option} ({flag}): expected {of}, found {found.name} data")
     try:
-        opened: RowStream = reader(root, batch_rows=batch_rows, **options)
+        with naming(os.fspath(root)):
+            opened: RowStream = reader(root, batch_rows=batch_rows, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise

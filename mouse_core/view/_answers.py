@@ -195,7 +195,13 @@ class Answers:
 
     def __init__(self, shown: Sequence[Shown]) -> None:
         self._shown = shown
-        self.known: Mapping[str, Callable[[Asked], Any]] = {
+
+    # A dict that the object keeps would refer to the object, so a closed viewer would keep its stores until the next
+    # garbage collection.
+    @property
+    def known(self) -> Mapping[str, Callable[[Asked], Any]]:
+        """Functions for the answers that are JSON objects, by name."""
+        return {
             "sources": self.sources,
             "episodes": self.episodes,
             "points": self.points,
@@ -204,12 +210,14 @@ class Answers:
             "step": self.step,
             "window": lambda asked: window(self._at(asked), asked),
         }
-        """Functions for the answers that are JSON objects, by name."""
-        self.pictures: Mapping[str, Callable[[Asked], tuple[bytes, str]]] = {
+
+    @property
+    def pictures(self) -> Mapping[str, Callable[[Asked], tuple[bytes, str]]]:
+        """Functions for the answers that are files with a media type, by name."""
+        return {
             "image": self.image,
             "window-image": lambda asked: (window_picture(self._at(asked), asked), "image/png"),
         }
-        """Functions for the answers that are files with a media type, by name."""
 
     def _at(self, asked: Asked) -> Shown:
         return self._shown[whole(asked, "source", 0, 0, len(self._shown) - 1)]

@@ -77,11 +77,8 @@ class Viewer:
 
     def __init__(self, shown: Sequence[Shown], *, port: int = 0, height: int = 800) -> None:
         self._height = height
-        token = secrets.token_urlsafe(18)
-        files = {**_FILES, "plotly.min.js": (plotly_script(), _SCRIPT)}
-        handler = type("Handler", (_Handler,), {"answers": Answers(shown), "token": token, "files": files})
-        self._server = _Listener(("127.0.0.1", port), handler)
-        self._url = f"http://127.0.0.1:{self._server.server_port}/{token}/"
+        self._server = _Listener(port, Answers(shown))
+        self._url = f"http://127.0.0.1:{self._server.server_port}/{self._server.token}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="mouse-view")
         self._thread.start()
 
@@ -124,10 +121,20 @@ class Viewer:
 
 
 class _Listener(ThreadingHTTPServer):
-    """HTTP server with a thread for each connection."""
+    """HTTP server with a thread for each connection.
+
+    Args:
+        port: The port; 0 for any free port.
+        answers: The answers to the requests.
+    """
 
     daemon_threads = True
     request_queue_size = socket.SOMAXCONN
+
+    def __init__(self, port: int, answers: Answers) -> None:
+        self.answers, self.token = answers, secrets.token_urlsafe(18)
+        self.files = {**_FILES, "plotly.min.js": (plotly_script(), _SCRIPT)}
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print an error, unless the client closed the connection."""
@@ -140,9 +147,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Listener
 
-    answers: Answers
-    token: str
-    files: dict[str, tuple[Path, str]]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "mouse", ""
     timeout = 60
@@ -159,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.BAD_REQUEST, "expected a valid path, found an invalid path")
             return
         _, token, *rest = [*asked.path.split("/"), ""]
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._say(
                 HTTPStatus.FORBIDDEN, "expected the token of this viewer in the address, found none or another token"
             )
@@ -175,16 +179,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.BAD_REQUEST, str(error))
 
     def _answer(self, name: str, asked: dict[str, str]) -> None:
+        files, answers = self.server.files, self.server.answers
         if not name:
             self._send(HTTPStatus.OK, _HTML.encode(), "text/html; charset=utf-8")
-        elif name in self.files:
-            path, kind = self.files[name]
+        elif name in files:
+            path, kind = files[name]
             self._send(HTTPStatus.OK, path.read_bytes(), kind)
-        elif name in self.answers.known:
-            found = json.dumps(self.answers.known[name](asked), allow_nan=False)
+        elif name in answers.known:
+            found = json.dumps(answers.known[name](asked), allow_nan=False)
             self._send(HTTPStatus.OK, found.encode(), "application/json")
-        elif name in self.answers.pictures:
-            self._send(HTTPStatus.OK, *self.answers.pictures[name](asked), kept=True)
+        elif name in answers.pictures:
+            self._send(HTTPStatus.OK, *answers.pictures[name](asked), kept=True)
         else:
             self._say(HTTPStatus.NOT_FOUND, "expected the name of a page or an answer, found an unknown name")
 

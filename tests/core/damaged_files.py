@@ -32,52 +32,62 @@ print(json.dumps(["peak", peak_mb()]))
 """
 
 
-def damage(data: bytes, rng: random.Random) -> bytes:
-    """The same bytes cut, with some bits flipped, or with a length that lies."""
-    changed = bytearray(data)
-    way = rng.random()
-    if way < 0.25 or len(changed) < 9:
-        return bytes(changed[: rng.randrange(len(changed) + 1)])
-    if way < 0.75:
+WAYS = ("flip", "cut", "fill", "double", "swap", "remove")
+
+
+def damaged(content: bytes, way: str, rng: random.Random) -> bytes:
+    """The same bytes with some bits flipped, cut, filled with a value, as a length that lies, or with a part twice."""
+    changed = bytearray(content)
+    size = len(changed)
+    # Heads and tails, where lengths and offsets stand, more often than what is between.
+    near = rng.randrange(min(size, 3000))
+    at = rng.choice([rng.randrange(size), near, size - 1 - near])
+    if way == "flip":
         for _ in range(rng.randint(1, 4)):
-            # Heads and tails, where lengths and offsets stand, more often than what is between.
-            near = rng.randrange(min(len(changed), 3000))
-            place = rng.choice([rng.randrange(len(changed)), near, len(changed) - 1 - near])
-            changed[place] ^= 1 << rng.randrange(8)
-    else:
-        place = rng.randrange(len(changed) - 8)
-        width = rng.choice([1, 4, 8])
-        changed[place : place + width] = rng.choice([b"\xff", b"\x7f", b"\0", b"\x80"]) * width
+            changed[min(at + rng.choice([0, 0, 1, 9, 99]), size - 1)] ^= 1 << rng.randrange(8)
+    elif way == "cut":
+        del changed[at:]
+    elif way == "fill":
+        end = min(at + rng.choice([1, 4, 8, 64, 4096]), size)
+        changed[at:end] = rng.choice([b"\0", b"\0", b"\xff", b"\x7f", b"\x80"]) * (end - at)
+    elif way == "double":
+        changed[at:at] = changed[at : at + rng.choice([8, 4096, size])]
     return bytes(changed)
 
 
-def damaged_copies(source: Path, folder: Path, *, count: int = 100, seed: int = 0, only: str = "*") -> list[Path]:
-    """Copies of a file or folder, one file damaged in each.
+def damage(place: Path, rng: random.Random, only: str = "*") -> str:
+    """Damage a file, or one file of a folder; return what was done.
 
     Args:
-        source: What to damage.
-        folder: Where the copies go.
-        count: How many.
-        seed: Which damage.
-        only: Names of the files that may be damaged.
+        place: The file or folder.
+        rng: Which damage.
+        only: Names of the files of the folder that may be damaged.
     """
-    rng = random.Random(seed)
-    copies = []
-    for number in range(count):
-        copy = folder / f"{number:03d}{source.suffix}"
-        if source.is_dir():
-            shutil.copytree(source, copy)
-            files = sorted(path for path in copy.rglob(only) if path.is_file() and path.stat().st_size)
-            chosen = rng.choice(files)
+    files = sorted(path for path in place.rglob(only) if path.is_file() and path.stat().st_size) or [place]
+    while True:
+        path = rng.choice(files)
+        content = path.read_bytes()
+        way = rng.choice(WAYS if place.is_dir() else WAYS[:4])
+        if way == "remove":
+            path.unlink()
+        elif way == "swap":
+            other = rng.choice([one for one in files if one.suffix == path.suffix])
+            path.write_bytes(other.read_bytes())
+            other.write_bytes(content)
+        elif (changed := damaged(content, way, rng)) != content:
+            path.write_bytes(changed)
         else:
-            shutil.copyfile(source, copy)
-            chosen = copy
-        data = chosen.read_bytes()
-        hurt = damage(data, rng)
-        while hurt == data:
-            hurt = damage(data, rng)
-        chosen.write_bytes(hurt)
-        copies.append(copy)
+            continue
+        return f"{way} {path.relative_to(place.parent)}"
+
+
+def damaged_copies(source: Path, folder: Path, *, count: int = 100, seed: int = 0, only: str = "*") -> list[Path]:
+    """Copies of a file or folder, one file damaged in each; see ``damage``."""
+    rng = random.Random(seed)
+    copies = [folder / f"{number:03d}{source.suffix}" for number in range(count)]
+    for copy in copies:
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
+        damage(copy, rng, only)
     return copies
 
 

@@ -1,6 +1,7 @@
 """`mouse verify` and `mouse repair` of a store's folder: which file is damaged, and what is whole without it."""
 
 import re
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from mouse_core.formats.verifying import verify
 from mouse_core.store.disk.checking import repair
 from tests.core.disk_cases import check_batches, numbers_in, rows_of
 from tests.core.killing import in_child
-from tests.core.test_store_crash import make
 
 PARTS = (40, 30, 30)
 
@@ -23,6 +23,15 @@ def store_of(folder: Path, parts: tuple[int, ...]) -> Path:
         with DatasetStore.open(folder, "a") as store:
             store.extend(rows_of("mixed", end - count, count))
     return folder
+
+
+def write_tail(folder: Path, kind: str) -> None:
+    """Write 100 sealed rows and 900 rows of a tail file, and do not close the store."""
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows_of(kind, 0, 100))
+    store = DatasetStore.open(folder, "a")
+    store.extend(rows_of(kind, 100, 900))
+    store.flush()
 
 
 @pytest.fixture
