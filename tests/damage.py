@@ -28,17 +28,21 @@ import pyarrow as pa
 
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import MouseError, StoreWarning
+from mouse_core.files.checkpoint import read_checkpoint
 from mouse_core.files.log import Log, read_log
+from mouse_core.formats.converting import preprocess
 from mouse_core.formats.verifying import verify
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk.checking import repair
+from mouse_study import collect
 from mouse_study.results import SCHEMA, Results, Run
 from mouse_study.results import read as read_results
 from tests.core import groups_crash
 from tests.core.damaged_files import damage
 from tests.core.disk_cases import check_batches, rows_kept, rows_of, table_of
 from tests.core.killing import forked
+from tests.study import trained
 
 SECONDS = 30
 # Rows of the first file of a store, and of both files; an episode has 7.
@@ -151,6 +155,24 @@ def _returns(folder: Path) -> Any:
     return [str(DerivedStore(store, {"return": Return()}, path=folder)[3:90])]
 
 
+def _doubled(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"reward": 2 * rows["reward"]}
+
+
+def _preprocessed(folder: Path) -> Any:
+    found = preprocess(table_of("numbers", 0, 200), _doubled, folder)
+    return [verify(folder).rows, formats.open(folder).digest(), found.rows]
+
+
+def _study(folder: Path) -> None:
+    trained.study(frameworks={"numpy": trained.train_without_batches}, seeds=[0]).run(folder, progress=False)
+
+
+def _studied(folder: Path) -> Any:
+    found, run = collect(folder), folder / "runs" / "default" / "numpy" / "0"
+    return [str(found), found.table.to_pylist(), str(read_checkpoint(run / "checkpoint"))]
+
+
 OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "store": (_store, _written),
     "open store": (lambda folder: _store(folder, closes=False), _written),
@@ -161,6 +183,8 @@ OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "log": (_log, lambda folder: [record.hex() for record in read_log(folder / "log")]),
     "results": (_results, lambda folder: [str(found := read_results(folder)), found.table.to_pylist()]),
     "derived": (_returns, _returns),
+    "preprocessed": (_preprocessed, _preprocessed),
+    "study": (_study, _studied),
 }
 
 

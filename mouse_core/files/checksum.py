@@ -131,13 +131,22 @@ def check_json(path: str | os.PathLike[str], text: bytes, remedy: str = "") -> N
         )
 
 
+def checked_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of ``json_with_digest``.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    text = read_bytes(path)
+    check_json(path, text)
+    value = dict(json_object(path, text))
+    value.pop("digest")
+    return value
+
+
 def cached_json(path: Path) -> dict[str, Any]:
     """Return the object in a file of ``json_with_digest``; an empty object if the file is missing or damaged."""
     try:
-        text = read_bytes(path)
-        check_json(path, text)
-        value = dict(json_object(path, text))
+        return checked_json(path)
     except (DataError, ConfigError):
         return {}
-    value.pop("digest")
-    return value

@@ -18,6 +18,7 @@ OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.E
 
 MOST_JSON = 16 << 20
 """Largest size in bytes of a JSON file; parsing can need twenty times as much memory."""
+_MOST_LEVELS = 100
 
 
 def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
@@ -77,7 +78,7 @@ def naming(name: str, *, at: str = "") -> Iterator[None]:
 
 def _unreadable(name: str, error: Exception, at: str) -> DataError:
     shown = str(error).strip().splitlines()
-    return damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at)
+    return damaged(name, f"cannot be read: {shown[0][:500] if shown else type(error).__name__}", at=at)
 
 
 def _may_wait(name: str) -> bool:
@@ -135,6 +136,29 @@ def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str,
         DataError: The file is damaged, does not contain a JSON object, or is not a regular file.
     """
     return json_object(file, read_bytes(file, most_bytes=most_bytes))
+
+
+def yaml_object(file: Path, text: bytes) -> Mapping[str, Any]:
+    """Parse a file's content as a YAML mapping.
+
+    Raises:
+        DataError: The content is not a mapping, is nested deeply, or has aliases. A text of aliases of aliases can be a
+            billion times larger than the file.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    with reading(file):
+        depth = 0
+        for event in yaml.parse(text.decode("utf-8")):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise damaged(file, f"expected YAML without aliases, found '*{event.anchor:.80}'")
+            if depth > _MOST_LEVELS:
+                raise damaged(file, f"expected YAML of at most {_MOST_LEVELS} levels, found more")
+        found = yaml.safe_load(text.decode("utf-8"))
+    if not isinstance(found, Mapping):
+        raise damaged(file, f"expected a mapping, found {type(found).__name__}")
+    return found
 
 
 def json_object(file: Path, text: bytes) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ from mouse_core.columns.episode_rows import Columns, done_codes
 from mouse_core.dtypes import RowError, convert
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
+from mouse_core.files.reading import check_inside, damaged, read_bytes, reading, yaml_object
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats._files.npz import NpzTree, npy_header, pickled_arrays
 from mouse_core.formats._files.on_disk import ZARR, is_zarr
@@ -367,15 +367,9 @@ def loaded(kind: type[Layout], source: Layout | Mapping[str, Any] | str | os.Pat
 
 def _yaml(file: Path) -> dict[str, Any]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        return dict(yaml_object(file, read_bytes(file, most_bytes=_MOST_YAML)))
     except ImportError as error:
         raise ImportError("layouts in YAML need PyYAML: pip install pyyaml") from error
-    text = read_bytes(file, most_bytes=_MOST_YAML)
-    with reading(file):
-        found = yaml.safe_load(text.decode("utf-8"))
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected a mapping, found {type(found).__name__}")
-    return found
 
 
 LAYOUTS: Mapping[str, TreeLayout] = MappingProxyType(

@@ -493,7 +493,7 @@ def _environments(metadata: Mapping[str, Any]) -> list[str]:
     described = metadata.get("env_spec")
     try:
         described = json.loads(described) if isinstance(described, str) else described
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     name = described.get("id") if isinstance(described, Mapping) else None
     return [name] if isinstance(name, str) else []

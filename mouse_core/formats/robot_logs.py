@@ -29,7 +29,7 @@ import pyarrow as pa
 from mouse_core._base.checks import check_choice, check_number, check_seconds
 from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.files.reading import check_inside, damaged, read_bytes, reading
+from mouse_core.files.reading import check_inside, damaged, read_bytes, reading, yaml_object
 from mouse_core.formats._files.on_disk import BAG as METADATA
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
 from mouse_core.formats.columns import (
@@ -269,12 +269,10 @@ def recordings_of(root: Path, files: str | None = None) -> list[Recording]:
 
 
 def _bag(folder: Path) -> Recording:
-    import yaml  # type: ignore[import-untyped]
-
     file = folder / METADATA
-    text = read_bytes(file, most_bytes=_MOST_BYTES)
+    found = yaml_object(file, read_bytes(file, most_bytes=_MOST_BYTES))
     with reading(file):
-        said = yaml.safe_load(text.decode())["rosbag2_bagfile_information"]
+        said = found["rosbag2_bagfile_information"]
         files = [folder / PurePosixPath(str(name)).name for name in said["relative_file_paths"]]
         mode = str(said.get("compression_mode") or "none").lower()
     for one in files:

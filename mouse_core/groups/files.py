@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import digest
 from mouse_core.files.writing import publish, remove, remove_leftovers, storing, sync_folders, write_file
@@ -91,7 +92,7 @@ def _metadata(texts: pa.Array) -> list[dict[str, Any]]:
     """Return the metadata of each row; ``{}`` for a row without metadata."""
     try:
         return [json.loads(text, object_hook=_from_json) if text else {} for text in texts.to_pylist()]
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"metadata: expected valid JSON as it was written, found {error!r:.200}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.dtypes import RowError, convert, is_ml_float, refuse_hidden, to_numpy, widened
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import checksum
@@ -346,7 +347,7 @@ class Columns(Mapping[str, RolloutColumn]):
             if said["checksum"] != _checksum(said["columns"]):
                 raise DataError(f"{where}: expected the columns as they were written, found damage")
             return cls(RolloutColumn(**column) for column in said["columns"])
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ConfigError, *UNREADABLE) as error:
             raise DataError(f"{where}: expected the columns of rollouts, found: {error}") from error
 
 

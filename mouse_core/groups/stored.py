@@ -29,6 +29,7 @@ from mouse_core._base.memo import memo
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, StoreWarning
 from mouse_core.files.log import Log, follow_log, read_log
+from mouse_core.files.reading import json_object, reading
 from mouse_core.files.writing import remove, remove_leftovers, storing, write_file
 from mouse_core.groups.files import (
     BATCHES,
@@ -292,7 +293,10 @@ _USED = b"mouse_batch_rollouts"
 def _used(path: Path) -> tuple[str, ...]:
     """Return the uids of the rollouts that a batch used, from its file."""
     rows, metadata = read_part(path, lambda found, _: EXAMPLES, ["rollout_uid"])
-    return tuple(json.loads(metadata[_USED]) if _USED in metadata else filter(None, rows.column(0).to_pylist()))
+    if _USED not in metadata:
+        return tuple(filter(None, rows.column(0).to_pylist()))
+    with reading(path):
+        return tuple(map(str, json.loads(metadata[_USED])))
 
 
 class BatchFiles:
@@ -323,8 +327,8 @@ class BatchFiles:
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """Return the batch maker's metadata of a stored batch; raises the errors of ``read_batch``."""
-        found: dict[str, Any] = json.loads(read_metadata(self._find(batch_id)[1]).get(_METADATA, b"{}"))
-        return found
+        path = self._find(batch_id)[1]
+        return dict(json_object(path, read_metadata(path).get(_METADATA, b"{}")))
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
@@ -339,7 +343,9 @@ class BatchFiles:
             MissingFieldError, DataError, StorageError: See ``read_batch``.
         """
         number, path = self._find(batch_id)
-        behind = np.array(json.loads(read_metadata(path)[_STALENESS]), np.float64)
+        metadata = read_metadata(path)
+        with reading(path):
+            behind = np.array(json.loads(metadata[_STALENESS]), np.float64)
         changes = [one.version for one in list(self._changes) if one.batches > number]
         if changes:
             versions = Versions(changes)

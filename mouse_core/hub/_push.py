@@ -74,7 +74,7 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
         return Card({}, text, newline, config)
     try:
         metadata = yaml.safe_load(match.group(1))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}") from error
     metadata = {} if metadata is None else metadata
     configs = metadata.get("configs", []) if isinstance(metadata, dict) else None

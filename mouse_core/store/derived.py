@@ -25,6 +25,7 @@ import pyarrow as pa
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import UNKNOWN
+from mouse_core._base.checks import UNREADABLE
 from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
@@ -801,7 +802,7 @@ def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> A
         # Values of another type, or another number of values, also mean damage.
         shaped: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
         return shaped if _checksum_of(shaped) == checksum else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MissingFieldError, pa.ArrowException):
+    except (OSError, MissingFieldError, pa.ArrowException, *UNREADABLE):
         return None
 
 

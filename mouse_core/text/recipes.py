@@ -283,7 +283,7 @@ def values_of(texts: pa.RecordBatch, column: str | None, *, may_be_none: bool = 
 def _read(text: str, column: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"column {column!r}: expected messages as JSON, found {text!r:.80}: {error}") from error
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.checksum import checked_json, json_with_digest
 from mouse_core.files.log import read_log
-from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import write_file
 from mouse_study.results import SCHEMA, Results, Run
 
@@ -51,7 +51,7 @@ def settle(study: Study, folder: Path) -> dict[str, Any]:
             )
         _check_same(before["study"], said, folder)
     if before is None or before["study"] != said:
-        write_file(file, json.dumps({"version": _VERSION, "study": said}, indent=1).encode())
+        write_file(file, json_with_digest({"version": _VERSION, "study": said}))
     return said
 
 
@@ -89,8 +89,8 @@ def _shown(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file; None if the file does not exist."""
-    return read_json_object(path) if path.exists() else None
+    """Return the contents of a JSON file after comparing its digest; None if the file does not exist."""
+    return checked_json(path) if path.exists() else None
 
 
 def collect(path: str | Path) -> Results:

@@ -20,6 +20,7 @@ from mouse_core import DatasetStore
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.files.checksum import json_with_digest
 from mouse_core.files.locking import Held
 from mouse_core.files.log import Log
 from mouse_core.files.writing import making, write_file
@@ -300,7 +301,7 @@ class Worker:
             "machine": described_machine(self.declared["threads"]),
             **more,
         }
-        write_file(self.folder / "run.json", json.dumps(noted, indent=1).encode())
+        write_file(self.folder / "run.json", json_with_digest(noted))
 
 
 def _loader_of(batches: Any) -> Any:

@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.checksum import check_json, has_json_digest, json_with_digest
 from mouse_core.files.locking import Descriptor, Held, is_at
@@ -274,7 +275,7 @@ def parse_manifest(file: str | Path, text: bytes) -> Manifest:
         said = _checked(file, text)
         try:
             return _manifest_of(said)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, pa.ArrowException) as error:
+        except (pa.ArrowException, *UNREADABLE) as error:
             raise damaged(file, f"expected the content of a manifest, found {error!r:.200}") from error
 
 
@@ -284,7 +285,7 @@ def _checked(file: str | Path, text: bytes) -> dict[str, Any]:
         whole = json.loads(text)
         said = whole[_KEY]
         version = said["format"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         what = "another text" if text.strip(b"\0 \n") else "an empty file"
         raise damaged(
             file, f"expected the manifest of a store, found {what}; {repair_hint(os.path.dirname(file))}"
