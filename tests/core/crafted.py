@@ -323,7 +323,7 @@ _BLOSC = struct.pack("<4B3I", 2, 1, 1, 8, 1 << 31 - 1, 1 << 30, 99) + bytes(99)
         "9,000 dimensions": {"shape": [1] * 9000, "chunks": [1] * 9000},
         "9,000 filters": {"filters": [{"id": "zlib", "level": 1}] * 9000},
         "deep": "[" * DEEP,
-        "a short chunk": bytes(30),
+        "a short chunk": (30, "a chunk of 128 bytes, found 30"),
         "a chunk of 4 GB": b"\x78\xda" + bomb(4000),
         "a blosc chunk of 2 GB": _BLOSC,
     },
@@ -333,6 +333,9 @@ def zarr(folder: Path, change: Any) -> Path:
 
     path = write_zarr(folder / "x.zarr", logged(), version=2)
     array, chunk = path / "data/action/.zarray", path / "data/action/0.0"
+    if isinstance(change, int):
+        chunk.write_bytes(chunk.read_bytes()[:change])
+        change = {}
     if isinstance(change, bytes):
         chunk.write_bytes(change)
         blosc = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
@@ -649,33 +652,33 @@ def yaml_bag(folder: Path, value: str) -> Path:
     return folder / "bag"
 
 
-@each(
-    "template",
-    {
-        "sizes": "{{ 'a' * 10 ** 9 }}",
-        "doubling": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "filters": "{{ 'a' | center(2000000000) }}",
-        "formats": "{{ '{:2000000000}'.format(1) }}",
-        "powers": "{{ 10 ** (10 ** 10) }}",
-        "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
-        "nested": "{% set n = namespace(l=1) %}{% for i in range(40) %}{% set n.l = [n.l] * 2 %}{% endfor %}{{ n.l }}",
-        "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
-        "joining by a method": "{{ ('x' * 1000000).join(['a'] * 100000) }}",
-        "bytes": "{{ ('a' * 99999).encode().replace('a'.encode(), ('b' * 999999).encode()) }}",
-        "source": " " * 200_001,
-        "chance": "{{ range(9) | random }}",
-        "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "globals": "{{ raise_exception.__globals__['re'].x }}",
-        "globals of a loop": "{{ cycler.__init__.__globals__.os.system('touch trapped') }}",
-        "messages": "{{ messages.append(1) }}",
-        "files": "{% include '/etc/hostname' %}",
-        "modules": "{% import 'os' as os %}{{ os }}",
-        "deep": "{{ " + "(" * DEEP + "1" + ")" * DEEP + " }}",
-        "deep blocks": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
-    },
-)
+TEMPLATES = {
+    "sizes": "{{ 'a' * 10 ** 9 }}",
+    "doubling": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "filters": "{{ 'a' | center(2000000000) }}",
+    "formats": "{{ '{:2000000000}'.format(1) }}",
+    "powers": "{{ 10 ** (10 ** 10) }}",
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
+    "nested": "{% set n = namespace(l=1) %}{% for i in range(40) %}{% set n.l = [n.l] * 2 %}{% endfor %}{{ n.l }}",
+    "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
+    "joining by a method": "{{ ('x' * 1000000).join(['a'] * 100000) }}",
+    "bytes": "{{ ('a' * 99999).encode().replace('a'.encode(), ('b' * 999999).encode()) }}",
+    "source": " " * 200_001,
+    "chance": "{{ range(9) | random }}",
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__['re'].x }}",
+    "globals of a loop": "{{ cycler.__init__.__globals__.os.system('touch trapped') }}",
+    "messages": "{{ messages.append(1) }}",
+    "files": "{% include '/etc/hostname' %}",
+    "modules": "{% import 'os' as os %}{{ os }}",
+    "deep": "{{ " + "(" * DEEP + "1" + ")" * DEEP + " }}",
+    "deep blocks": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+}
+
+
+@each("template", {name: (source, "chat template") for name, source in TEMPLATES.items()})
 def template(folder: Path, source: str) -> Callable[[], Any]:
     return lambda: iter(ChatTemplate(source, max_seconds=0.2).render([{"role": "user", "content": "a"}])[:0])
 

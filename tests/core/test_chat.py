@@ -227,35 +227,6 @@ def test_settings_and_special_tokens_of_the_tokenizer_do_not_count() -> None:
         encode_chat(template(CHATML), (said("user", "a\ud83e"),), tokenizer())
 
 
-HARMFUL = {
-    "sizes": "{{ 'a' * 10 ** 9 }}",
-    "doubling": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "filters": "{{ 'a' | center(2000000000) }}",
-    "formats": "{{ '{:2000000000}'.format(1) }}",
-    "powers": "{{ 10 ** (10 ** 10) }}",
-    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "output": "{% for i in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
-    "nested": "{% set n = namespace(l=1) %}{% for i in range(40) %}{% set n.l = [n.l] * 2 %}{% endfor %}{{ n.l }}",
-    "indents of JSON": "{{ range(99999) | list | tojson(indent=1000000) }}",
-    "joining by a method": "{{ ('x' * 1000000).join(['a'] * 100000) }}",
-    "bytes": "{{ ('a' * 99999).encode().replace('a'.encode(), ('b' * 999999).encode()) }}",
-    "source": " " * 200_001,
-    "chance": "{{ range(9) | random }}",
-    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals": "{{ raise_exception.__globals__['re'].x }}",
-    "messages": "{{ messages.append(1) }}",
-    "files": "{% include '/etc/hostname' %}",
-}
-
-
-@pytest.mark.parametrize("source", HARMFUL.values(), ids=HARMFUL.keys())
-def test_templates_that_mean_harm_are_refused(source: str) -> None:
-    with pytest.raises((DataError, ConfigError), match="chat template"):
-        ChatTemplate(source, max_seconds=0.2).render(TALK)
-    assert ChatTemplate("{{ messages[0].role }}").render(TALK) == TALK[0]["role"]
-
-
 BIG = "{% set b = namespace(s='a' * 999999) %}{% for i in range(2) %}{% set b.s = b.s ~ b.s %}{% endfor %}"
 SLOW = {
     "filters": BIG + "{% for i in range(99999) %}{% set x = b.s | upper %}{% endfor %}",

@@ -1,7 +1,6 @@
 """`mouse verify` and `mouse repair` of a store's folder: which file is damaged, and what is whole without it."""
 
 import re
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,6 @@ def store_of(folder: Path, parts: tuple[int, ...]) -> Path:
         with DatasetStore.open(folder, "a") as store:
             store.extend(rows_of("mixed", end - count, count))
     return folder
-
-
-def write_tail(folder: Path, kind: str) -> None:
-    """Write 100 sealed rows and 900 rows of a tail file, and do not close the store."""
-    with DatasetStore.open(folder, "a") as store:
-        store.extend(rows_of(kind, 0, 100))
-    store = DatasetStore.open(folder, "a")
-    store.extend(rows_of(kind, 100, 900))
-    store.flush()
 
 
 @pytest.fixture
@@ -129,7 +119,14 @@ def test_an_episode_that_lost_its_beginning_is_dropped(folder: Path) -> None:
 def test_rows_before_damage_in_a_file_of_appended_rows_are_kept(tmp_path: Path) -> None:
     """A process was killed before it closed the store, and its file was damaged later."""
     folder = tmp_path / "store"
-    make(folder, "mixed", closed=False)
+    store_of(folder, (100,))
+
+    def write() -> None:
+        store = DatasetStore.open(folder, "a")
+        store.extend(rows_of("mixed", 100, 900))
+        store.flush()
+
+    in_child(write)
     assert verify(folder).rows == 1000
     (tail,) = folder.glob("tail-*.rows")
     data = bytearray(tail.read_bytes())

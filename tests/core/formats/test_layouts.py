@@ -307,15 +307,7 @@ def test_zarr_groups(name: str, tmp_path: Path) -> None:
 
 DESCRIBED = "data/action/.zarray"
 CHUNK = "data/action/0.0"
-# How the description of an array is changed, or what happens to its files, and what is said.
 SPOILED: list[tuple[Any, str]] = [
-    ({"compressor": {"id": "pickle"}}, "No Zarr data type|expected codecs of numbers, found .'pickle'"),
-    ({"compressor": {"id": "base64"}}, "expected codecs of numbers, found .'base64'"),
-    ({"dtype": "|O", "filters": [{"id": "pickle"}], "fill_value": None}, "No Zarr data type|codecs of numbers"),
-    ({"shape": [1 << 50, 2]}, "expected .* chunks for shape"),
-    ({"chunks": [1 << 40, 2]}, "x.zarr"),
-    (lambda path: (path / CHUNK).write_bytes((path / CHUNK).read_bytes()[:30]), "a chunk of 128 bytes, found 30"),
-    (lambda path: (path / CHUNK).symlink_to((path / CHUNK).rename(path.parent / "secret")), "folder, found a link"),
     (lambda path: (path / DESCRIBED).unlink(), "expected equal numbers of observations|action"),
     (
         lambda path: (path / "meta/episode_ends/.zarray").write_text((path / DESCRIBED).read_text()),
@@ -328,10 +320,7 @@ SPOILED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("spoil", "message"), SPOILED)
 def test_zarr_groups_that_are_refused(spoil: Any, message: str, tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "x.zarr", logged(), version=2)
-    if isinstance(spoil, dict):
-        (path / DESCRIBED).write_text(json.dumps(json.loads((path / DESCRIBED).read_text()) | spoil))
-    else:
-        spoil(path)
+    spoil(path)
     layout = {"observation": "data/state", "action": "data/action", "episode_ends": "meta/episode_ends"}
     with pytest.raises(DataError, match=message):
         read_layouts(path, layout=layout, final="mark").to_table()
@@ -365,12 +354,6 @@ def test_an_npz_file_that_was_cut_or_claims_more(tmp_path: Path) -> None:
     np.savez(path, seen=np.array([{"a": 1}], object), act=np.zeros(1))
     with pytest.raises(DataError, match="seen: expected numbers for observation, found other"):
         read_layouts(path, layout={"observation": "seen", "action": "act", "one_a_file": True})
-
-
-def test_a_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "replay.pkl").write_bytes(b"\x80\x04cos\nsystem\n.")
-    with pytest.raises(ConfigError, match=r"found a pickle file, which can run any code .* numpy.savez"):
-        formats.open(tmp_path / "replay.pkl")
 
 
 def as_png(pictures: np.ndarray) -> list[bytes]:
@@ -522,7 +505,6 @@ def test_layouts_of_no_use(tmp_path: Path) -> None:
         YAML.replace("version: 1", "version: 2"): "version: expected 1, found 2, of a newer mouse-data",
         YAML.replace("version: 1", ""): "version: expected 1, found None",
         "- 1": "expected a mapping, found list",
-        "version: 1\nobservation: !!python/object/apply:os.system ['true']": "could not determine a constructor",
         "a: [": "cannot be read",
     }.items():
         file.write_text(text)
@@ -532,70 +514,35 @@ def test_layouts_of_no_use(tmp_path: Path) -> None:
         read_layouts(tmp_path, layout="robosuite")
 
 
-def outside(folder: Path) -> Path:
-    with h5py.File(folder / "secret.h5", "w") as file:
-        file["demo_0/obs/flat"], file["demo_0/actions"] = np.arange(3.0), np.arange(3)
-        file["flat"] = np.arange(4.0)
-    return folder / "secret.h5"
+def other_states(file: Any) -> None:
+    del file["data/demo_1/states"]
 
 
-def broken(file: Any, folder: Path, how: str) -> None:
-    demo, rows = file["data/demo_0"], file["data/demo_0/actions"][:]
-    gone = {"episode elsewhere": "data", "other episode": "data/demo_1/states", "no actions": "data/demo_2/actions"}
-    del file[gone.get(how, "data/demo_0/actions")]
-    if how == "episode elsewhere":
-        file["data"] = h5py.ExternalLink(str(outside(folder)), "/")
-    elif how == "array elsewhere":
-        demo["actions"] = h5py.ExternalLink(str(outside(folder)), "/demo_0/actions")
-    elif how == "soft link":
-        demo["actions"] = h5py.SoftLink("/data/demo_1/actions")
-    elif how == "circle":
-        demo["actions"], demo["obs/again"] = rows, demo
-    elif how == "virtual":
-        layout = h5py.VirtualLayout((4, 1), "f8")
-        layout[:, 0] = h5py.VirtualSource(str(outside(folder)), "flat", (4,))
-        demo.create_virtual_dataset("actions", layout)
-    elif how == "external bytes":
-        demo.create_dataset("actions", (4, 1), "f8", external=[(str(folder / "secret.h5"), 0, 32)])
-    elif how == "huge":
-        demo.create_dataset("actions", (1 << 50, 2), "f8", chunks=(1 << 10, 2))
-    elif how == "longer":
-        demo["actions"] = np.concatenate([rows, rows])
-    elif how == "objects":
-        demo.create_dataset("actions", (4,), np.dtype([("a", "f8"), ("b", "i4")]))
+def no_actions(file: Any) -> None:
+    del file["data/demo_2/actions"]
 
 
-REFUSED = {
-    "array elsewhere": (DataError, "found a link at 'actions'"),
-    "episode elsewhere": (DataError, "found a link at 'data'"),
-    "soft link": (DataError, "found a link at 'actions'"),
-    "circle": (DataError, "expected groups at most 16 levels deep"),
-    "virtual": (DataError, "points to other files"),
-    "external bytes": (DataError, "points to other files"),
-    "huge": (DataError, "chunks for shape"),
-    "longer": (DataError, "expected"),
-    "objects": (DataError, "expected|bytes for shape"),
-    "other episode": (SchemaError, "demo_1: expected the arrays of the first episode, found .*states"),
-    "no actions": (DataError, "data/demo_2/actions: expected an array"),
-}
+def longer_actions(file: Any) -> None:
+    rows = file["data/demo_0/actions"][:]
+    del file["data/demo_0/actions"]
+    file["data/demo_0/actions"] = np.concatenate([rows, rows])
 
 
-@pytest.mark.parametrize("how", [*REFUSED][:1] + [pytest.param(how, marks=SLOW) for how in [*REFUSED][1:]])
-def test_what_is_refused(how: str, tmp_path: Path) -> None:
+@SLOW
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (longer_actions, DataError, "expected"),
+        (other_states, SchemaError, "demo_1: expected the arrays of the first episode, found .*states"),
+        (no_actions, DataError, "data/demo_2/actions: expected an array"),
+    ],
+)
+def test_what_is_refused(change: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
     path = write_robomimic(tmp_path / "x.hdf5", logged())
     with h5py.File(path, "r+") as file:
-        broken(file, tmp_path, how)
-    error, message = REFUSED[how]
+        change(file)
     with pytest.raises(error, match=message):
         read_layouts(path, layout="robomimic").to_table()
-
-
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    folder = write_aloha(tmp_path / "aloha", logged(lengths=[2]), "npz")
-    (tmp_path / "secret.npz").write_bytes((folder / "episode_0.npz").read_bytes())
-    (folder / "episode_1.npz").symlink_to(tmp_path / "secret.npz")
-    with pytest.raises(DataError, match="found a link to"):
-        read_layouts(folder, layout=ARRIVED, final="drop")
 
 
 @SLOW

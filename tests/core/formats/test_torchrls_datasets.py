@@ -1,7 +1,6 @@
 """RoboSet, Gen-DGRL and OpenML: files made to their published layouts, and what the readers make of them."""
 
 import io
-import pickle
 import tarfile
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 from mouse_core import BatchSource, ConfigError, DataError, SchemaError, formats
 from mouse_core.formats.layouts import read_layouts
 from mouse_core.formats.openml import read_openml
-from tests.core.formats.recording import Episode, Trap, check_rows, ends_of, suite
+from tests.core.formats.recording import Episode, check_rows, ends_of, suite
 from tests.core.formats.test_flat_files import LENGTHS, logged
 
 
@@ -211,36 +210,6 @@ def test_torchrl_makes_the_same_of_gen_dgrl(tmp_path: Path) -> None:
     assert np.array_equal(pictures[np.append(led_to[1:], False)], theirs["observation"].numpy())
     assert np.array_equal(table.column("action").to_numpy()[led_to], theirs["action"][:, 0].numpy())
     assert np.array_equal(table.column("reward").to_numpy()[led_to], theirs["next", "reward"][:, 0].numpy())
-
-
-def test_gen_dgrl_calls_nothing_that_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "20230313T133237_0_1_0_0.00.npy"
-    held: list[tuple[Any, str]] = [
-        ({"observations": Trap()}, "expected arrays, found (posix|nt).system, which is not loaded"),
-        ({"observations": np.array([Trap()], object)}, "found (posix|nt).system, which is not loaded"),
-        ({"observations": np.array([{}], object)}, "'observations': expected an array of numbers"),
-        ({"observations": 3}, "'observations': expected an array of numbers, found int"),
-        ([1], "expected a dict of arrays"),
-    ]
-    array = np.empty((), object)
-    for array[()], wanted in held:
-        np.save(file, array, allow_pickle=True)
-        with pytest.raises(DataError, match=wanted):
-            formats.open(file)
-    assert not (tmp_path / "trapped").exists()
-    # Pickles that would take all memory or that cannot be read.
-    header = bytes_of({}, "npy")
-    at = header.index(b"\x80")  # where the pickle begins
-    for content, wanted in (
-        (b"\x80\x04Nr\xff\xff\xff\x7f.", "expected a dict of arrays, found NoneType"),
-        (b"\x80\x04cos\nsystem\n(S'x'\ntR.", "os.system, which is not loaded"),
-        (b"\x80\x04P0\n.", "found a pickle that cannot be read: unsupported persistent id"),
-        (pickle.dumps([1])[:-1], "found a pickle that cannot be read"),
-    ):
-        file.write_bytes(header[:at] + content)
-        with pytest.raises(DataError, match=wanted):
-            read_layouts(file, layout="gen_dgrl")
 
 
 def test_gen_dgrl_that_cannot_be(tmp_path: Path) -> None:
