@@ -6,6 +6,8 @@ bytes::
 
     b"abc"  ->  03 00 00 00 00 00 00 00 | 00 00 00 00 00 00 00 00 | 50 39 2f 89 | checksum of these 20 bytes | 61 62 63
 
+The seed of a record's checksum is the position of the header, so a copy of a record at another position is damaged.
+
 A crash can leave an incomplete record, and a power cut can lose any page that was not synced, even if a later page
 survives. Therefore the first damaged record is the end of the log, unless the damaged bytes were promised. If promised
 bytes are damaged, reading raises DataError. Two kinds of bytes are promised:
@@ -66,8 +68,13 @@ def _sum(content: bytes, seed: int = 0) -> int:
     return checksum(content, seed) & 0xFFFFFFFF
 
 
-def _frame(record: bytes, synced: int, seed: int = 0) -> bytes:
-    numbers = _HEADER.pack(len(record), synced, _sum(record, seed), 0)[:-4]
+def _sum_at(record: bytes, position: int, seed: int) -> int:
+    """Return the checksum of a record at byte ``position``; at any other byte, the record is damaged."""
+    return _sum(record, seed << 32 ^ position)
+
+
+def _frame(record: bytes, position: int, synced: int, seed: int = 0) -> bytes:
+    numbers = _HEADER.pack(len(record), synced, _sum_at(record, position, seed), 0)[:-4]
     return numbers + _sum(numbers, seed).to_bytes(4, "little") + record
 
 
@@ -105,7 +112,7 @@ def _records(
         length, _, record_sum, header_sum = _HEADER.unpack(header)
         if _sum(header[:-4], seed) == header_sum:
             record = file.read(length)
-            if len(record) == length and _sum(record, seed) == record_sum:
+            if len(record) == length and _sum_at(record, position, seed) == record_sum:
                 yield position, record
                 position += _HEADER.size + length
                 continue
@@ -177,7 +184,7 @@ class Log(Descriptor):
         Raises:
             StorageError: The record cannot be written.
         """
-        frame = _frame(record, self._synced)
+        frame = _frame(record, self.size, self._synced)
         with storing(f"log {self.path}"):
             try:
                 write_at(self._file, frame, self.size)
@@ -230,7 +237,7 @@ class Log(Descriptor):
             file = _open(new, os.O_TRUNC)
             try:
                 for record in records:
-                    frame = _frame(record, 0)
+                    frame = _frame(record, size, 0)
                     write_at(file, frame, size)
                     places.append(size)
                     size += len(frame)
@@ -381,7 +388,8 @@ class MappedLog(Descriptor):
         Raises:
             StorageError: The disk has no room for the record.
         """
-        frame, begin = _frame(record, self._synced, self._seed), self._end
+        begin = self._end
+        frame = _frame(record, begin, self._synced, self._seed)
         end = begin + len(frame)
         if end + 8 > self._bytes:
             self._grow(end + 8)

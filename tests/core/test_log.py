@@ -299,3 +299,17 @@ def test_of_a_mapped_log_only_synced_records_are_promised_after_a_restart(tmp_pa
     path.write_bytes(content)
     with pytest.raises(DataError, match="expected the seed of the checksums twice"):
         read_mapped_log(path)
+
+
+def test_a_copy_of_records_behind_a_log_is_not_read(tmp_path: Path) -> None:
+    with Log(tmp_path / "log") as log, MappedLog(tmp_path / "mapped") as mapped:
+        for record in (b"a", b"", b"bc"):
+            log.append(record, sync=True)
+            mapped.append(record)
+    for name, head in (("log", 0), ("mapped", 24)):
+        content = (tmp_path / name).read_bytes()
+        end = head + 3 * 24 + 3
+        (tmp_path / name).write_bytes(content[:end] + content[head:end] + bytes(99))
+    assert read_log(tmp_path / "log") == [b"a", b"", b"bc"]
+    with pytest.raises(DataError, match=f"an intact record at byte {end}"):
+        read_mapped_log(tmp_path / "mapped")

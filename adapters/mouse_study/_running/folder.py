@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 RECORDS = "records.log"
 """The name of the log with the recorded values of a run: a JSON object for each step."""
 
+RUN = "run.json"
+"""The name of the file with the facts of a run."""
+
 DECLARED = "study.json"
 """The name of the file with a study's declaration."""
 _VERSION = 1
@@ -93,6 +96,11 @@ def read_json(path: Path) -> Any:
     return checked_json(path) if path.exists() else None
 
 
+def run_facts(folder: Path) -> dict[str, Any]:
+    """Return the contents of a run's ``run.json``; an empty dict if the run has not written the file."""
+    return dict((read_json(folder / RUN) or {"run": {}})["run"])
+
+
 def collect(path: str | Path) -> Results:
     """Collect the results that the runs of a study have recorded so far; runs may still be active.
 
@@ -128,7 +136,7 @@ def collect(path: str | Path) -> Results:
 def _run(folder: Path, which: dict[str, Any]) -> tuple[Run, pa.Table]:
     """Return the facts of a run, and its values."""
     known = {one.name for one in fields(Run)}
-    noted = {name: value for name, value in (read_json(folder / "run.json") or {}).items() if name in known}
+    noted = {name: value for name, value in run_facts(folder).items() if name in known}
     records = [json.loads(record) for record in read_log(folder / RECORDS)]
     values = [(one["step"], name, value) for one in records for name, value in one.items() if name != "step"]
     steps, names, numbers = zip(*values, strict=True) if values else ((), (), ())

@@ -20,7 +20,7 @@ from mouse_core.errors import ConfigError, DataError, MouseError
 from mouse_core.files.locking import Held
 from mouse_core.files.log import follow_log
 from mouse_core.spec import check_count
-from mouse_study._running.folder import RECORDS, collect, read_json, settle
+from mouse_study._running.folder import RECORDS, collect, run_facts, settle
 from mouse_study.results import FILE as RESULTS
 from mouse_study.results import Results
 
@@ -202,7 +202,7 @@ class _Pool:
         return Progress("running", last["step"] + 1, last["loss"])
 
     def _at_rest(self, name: str) -> Progress:
-        facts = read_json(self._own(name) / "run.json") or {}
+        facts = run_facts(self._own(name))
         state = facts.get("status", "partial")
         return Progress(
             "waiting" if state == "partial" else state, facts.get("steps", 0), error=facts.get("error") or ""
@@ -210,7 +210,7 @@ class _Pool:
 
     def _saved_step(self, name: str) -> int:
         """Return the step of a run's checkpoint."""
-        return int((read_json(self._own(name) / "run.json") or {}).get("steps", 0))
+        return int(run_facts(self._own(name)).get("steps", 0))
 
     def _own(self, name: str) -> Path:
         return self._folder / "runs" / name

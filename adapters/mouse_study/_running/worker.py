@@ -25,7 +25,7 @@ from mouse_core.files.locking import Held
 from mouse_core.files.log import Log
 from mouse_core.files.writing import making, write_file
 from mouse_study._running import states
-from mouse_study._running.folder import RECORDS
+from mouse_study._running.folder import RECORDS, RUN
 from mouse_study.study import Context, Training, found
 
 # Import names of packages; the versions of those that a run imported are recorded.
@@ -301,7 +301,7 @@ class Worker:
             "machine": described_machine(self.declared["threads"]),
             **more,
         }
-        write_file(self.folder / "run.json", json_with_digest(noted))
+        write_file(self.folder / RUN, json_with_digest({"run": noted}))
 
 
 def _loader_of(batches: Any) -> Any:
