@@ -258,14 +258,14 @@ def test_weights_are_for_members_steps_or_trajectories_and_temperature_evens_the
 
 
 @pytest.mark.parametrize(("per", "temperature"), [("member", 1e-300), ("step", 1e-3), ("member", 1.0), ("step", 1e300)])
-@pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 3e-320], [1e308, 1e-300], [10**300, 1]])
-def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature: float, weights: list[Any]) -> None:
-    mixture = Mixture([numbered(0, 60), numbered(1, 60)], weights, per=per, temperature=temperature)
-    shares = mixture.shares_at()
-    assert min(shares.values()) > 0
-    assert sum(shares.values()) == pytest.approx(1)
-    if temperature == 1e-3 and weights[0] != weights[1]:
-        assert max(shares.values()) > 0.999999
+def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature: float) -> None:
+    for weights in ([1e308, 1e308], [1e-320, 3e-320], [1e308, 1e-300], [10**300, 1]):
+        mixture = Mixture([numbered(0, 60), numbered(1, 60)], weights, per=per, temperature=temperature)
+        shares = mixture.shares_at()
+        assert min(shares.values()) > 0
+        assert sum(shares.values()) == pytest.approx(1)
+        if temperature == 1e-3 and weights[0] != weights[1]:
+            assert max(shares.values()) > 0.999999
 
 
 def test_shares_are_those_of_weights_of_one_ratio_and_none_is_lost() -> None:

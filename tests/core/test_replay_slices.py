@@ -289,8 +289,13 @@ def test_a_span_reaches_over_the_ends_of_long_and_short_episodes() -> None:
     assert found == {(0,), (0, 1), (0, 1, 2), (1, 2)}
 
 
-@pytest.mark.parametrize("options", [{}, {"traj_key": "traj_id"}, {"end_key": "done"}, {"pad": True}, {"pad": -1.0}])
-@pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        *(({}, SliceSampler), ({"traj_key": "traj_id"}, SliceSamplerWithoutReplacement), ({"pad": -1.0}, SliceSampler)),
+        *(({"end_key": "done"}, PrioritizedSliceSampler), ({"pad": True}, PrioritizedSliceSampler)),
+    ],
+)
 def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler: Any, options: dict[str, Any]) -> None:
     numbers = np.repeat([70, 12, 33, 5], 6).astype(np.int16)
     rows = {"traj_id": numbers, "row": np.arange(24), "done": (np.arange(1, 25) % 6 == 0).astype(np.int8)}
