@@ -1,13 +1,15 @@
-"""Samplers of replay buffers by what they draw, for tests that hold two buffers beside each other."""
+"""Replay buffers with rows, and samplers by what they draw."""
 
 from collections.abc import Callable
 from typing import Any
 
 from mouse_core.replay import (
+    ArrayStorage,
     ConsumingSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
+    ReplayBuffer,
     ReverseSampler,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -32,3 +34,10 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "slices by priorities": lambda: PrioritizedSliceSampler(sequence_length=6),
     "slices by priorities, with a span": lambda: PrioritizedSliceSampler(sequence_length=6, span=(False, True)),
 }
+
+
+def filled(rows: Any, capacity: int, *parts: Any, **options: Any) -> ReplayBuffer:
+    """A buffer in memory, of a capacity and with the sampler and options that are given, that has rows."""
+    buffer = ReplayBuffer(ArrayStorage(capacity), *parts, **options)
+    buffer.extend(rows)
+    return buffer

@@ -45,12 +45,12 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
+from tests.core.replay_cases import filled
 from tests.raising import assert_raises
 
 
 def numbered(n: int, size: int | None = None, **options: Any) -> ReplayBuffer:
-    buffer = ReplayBuffer(ArrayStorage(size or n), **options)
-    buffer.extend({"a": np.arange(n), "deep": {"b": np.arange(n, dtype=np.float32)}})
+    buffer = filled({"a": np.arange(n), "deep": {"b": np.arange(n, dtype=np.float32)}}, size or n, **options)
     return buffer
 
 
@@ -60,8 +60,7 @@ def test_a_batch_is_nested_as_the_rows_are() -> None:
     np.testing.assert_array_equal(batch["a"], batch["deep"]["b"])
     np.testing.assert_array_equal(batch["a"] % 8, batch["index"])
     assert batch["index"].dtype == np.int64
-    buffer = ReplayBuffer(ArrayStorage(5))
-    buffer.extend((np.arange(4), {"x": np.arange(4.0)}))
+    buffer = filled((np.arange(4), {"x": np.arange(4.0)}), 5)
     batch = buffer.sample(3)
     assert set(batch) == {"data", "index"}
     np.testing.assert_array_equal(batch["data"][0], batch["index"])
@@ -143,19 +142,15 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
         refused("mask", storage, transform=NextView())
     refused("hindsight_goal", arrays, transform=HindsightRelabel(compute_reward=lambda achieved, goal, batch: 0))
     # Where a batch does not get it, a name is free.
-    free = ReplayBuffer(ArrayStorage(8), slices(pad=False))
-    free.extend({"mask": np.arange(8), "priority_weight": np.arange(8), "done": np.ones(8)})
-    free = ReplayBuffer(ArrayStorage(8))
-    free.extend({"mask": np.arange(8), "slice_id": np.arange(8), "traj_id": np.arange(8)})
+    free = filled({"mask": np.arange(8), "priority_weight": np.arange(8), "done": np.ones(8)}, 8, slices(pad=False))
+    free = filled({"mask": np.arange(8), "slice_id": np.arange(8), "traj_id": np.arange(8)}, 8)
     batch = free.sample(4)
     assert (batch["mask"] == batch["index"]).all()
     assert (batch["traj_id"] == batch["index"]).all()
-    buffer = ReplayBuffer(ArrayStorage(4))
-    buffer.extend({"buffer_ids": np.arange(4)})
+    buffer = filled({"buffer_ids": np.arange(4)}, 4)
     with pytest.raises(SchemaError, match=r"buffer 0: expected rows without the fields \['buffer_ids'"):
         ReplayBufferEnsemble(buffer).sample(2)
-    inner = ReplayBuffer(ArrayStorage(4))
-    inner.extend({"a": np.arange(4)})
+    inner = filled({"a": np.arange(4)}, 4)
     assert ReplayBufferEnsemble(ReplayBufferEnsemble(inner)).sample(2)["buffer_ids"].tolist() == [0, 0]
 
 
@@ -245,8 +240,7 @@ def test_named_tuples_come_back_from_files_and_states(tmp_path: Path) -> None:
         buffer.append(map_tree(itemgetter(0), transitions(1)))  # from which it knows the class
         assert type(buffer[0]) is Transition
     assert type(pickle.loads(pickle.dumps(first.storage))) is MemmapStorage
-    kept = ReplayBuffer(ArrayStorage(9))
-    kept.extend(transitions(2))
+    kept = filled(transitions(2), 9)
     assert type(copy.deepcopy(kept)[0]) is Transition
 
 
@@ -391,8 +385,7 @@ def test_the_best_rows_are_kept() -> None:
         with pytest.raises(IndexError, match="not kept"):
             buffer[read] = {"reward": np.zeros(5)}
     assert buffer[index[index >= 0]]["reward"].tolist() == [5.0, 4.0, 3.0]
-    buffer = ReplayBuffer(ArrayStorage(2), writer=MaxValueWriter("r"))
-    buffer.extend({"r": np.array([3.0, 1])})
+    buffer = filled({"r": np.array([3.0, 1])}, 2, writer=MaxValueWriter("r"))
     for rows, error in (
         ({"r": np.array([np.nan])}, DataError),
         ({"x": np.array([5.0])}, MissingFieldError),
@@ -461,8 +454,7 @@ def test_the_best_rows_are_those_of_a_loop(
 @pytest.mark.parametrize(("reduction", "kept"), [("sum", 1), ("mean", 1), ("max", 0), ("min", 1), ("median", 2)])
 def test_ranks_of_whole_trajectories(reduction: str, kept: int) -> None:
     rewards = np.array([[0.0, 0, 9], [4, 4, 4], [0, 5, 5.5]])
-    buffer = ReplayBuffer(ArrayStorage(1), writer=MaxValueWriter(("deep", "r"), reduction))
-    buffer.extend({"deep": {"r": rewards}, "which": np.arange(3)})
+    buffer = filled({"deep": {"r": rewards}, "which": np.arange(3)}, 1, writer=MaxValueWriter(("deep", "r"), reduction))
     assert buffer[0]["which"] == kept
 
 
@@ -565,8 +557,7 @@ def test_transforms_out_and_inverses_in() -> None:
 
     with pytest.raises(ConfigError, match=r"expected <function .*forgetful.* to return a batch, found None"):
         numbered(4, transform=forgetful).sample(2)
-    buffer = ReplayBuffer(ArrayStorage(4), transform=ReturnsToGo(0.5))
-    buffer.extend({"reward": np.ones(4), "done": np.array([0, 0, 0, 1])})
+    buffer = filled({"reward": np.ones(4), "done": np.array([0, 0, 0, 1])}, 4, transform=ReturnsToGo(0.5))
     with pytest.raises(SchemaError, match=r"compute returns when episodes are written, with OnWrite\(ReturnsToGo"):
         buffer.sample(2)
 
@@ -596,8 +587,7 @@ def test_states_of_other_buffers_change_nothing() -> None:
     np.testing.assert_array_equal(buffer[:]["a"], np.arange(6))
     buffer = numbered(8, 5)
     before = buffer.state_dict()
-    other_fields = ReplayBuffer(ArrayStorage(5))
-    other_fields.extend({"z": np.arange(3)})
+    other_fields = filled({"z": np.arange(3)}, 5)
     others = [
         numbered(8, 6),
         numbered(8, 5, sampler=SamplerWithoutReplacement()),
@@ -624,8 +614,7 @@ def test_states_of_other_buffers_change_nothing() -> None:
 
 
 def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(ArrayStorage(1_000_000), PrioritizedSampler())
-    buffer.extend({"a": np.zeros((10, 100))})
+    buffer = filled({"a": np.zeros((10, 100))}, 1_000_000, PrioritizedSampler())
     buffer.dumps(tmp_path / "saved")
     assert (tmp_path / "saved").stat().st_size < 10 * 800 + 4000
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
@@ -756,18 +745,15 @@ def test_an_empty_buffer_is_copied_as_no_rows_and_lists_as_arrays() -> None:
         ArrayStorage(arrays={"row": np.zeros(0)})
     ring = ReplayBuffer(ListStorage(3))
     ring.extend({"row": np.arange(5), "text": list("abcde")})
-    copied = ReplayBuffer(ArrayStorage(3))
-    copied.extend(ring)
+    copied = filled(ring, 3)
     assert (copied[:]["row"].tolist(), copied[:]["text"]) == ([2, 3, 4], ["c", "d", "e"])
 
 
 def test_buffers_that_are_no_copies_of_each_other() -> None:
-    ring = ReplayBuffer(ArrayStorage(10))
-    ring.extend({"row": np.arange(14)})
+    ring = filled({"row": np.arange(14)}, 10)
     for storage in (ArrayStorage(10, alignment="arrived"), ArrayStorage(10, ndim=2)):
         assert_raises(ConfigError, "extend: expected a buffer with alignment=", ReplayBuffer(storage).extend, ring)
-    best = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("row"))
-    best.extend({"row": np.arange(5)})
+    best = filled({"row": np.arange(5)}, 3, writer=MaxValueWriter("row"))
     assert_raises(ConfigError, "in_order: expected a writer that keeps rows in order", best.in_order)
     store = DatasetStore()
     rows = {"observation": [[0.0]] * 8, "action": [0] * 8, "reward": [0.0] * 8, "done": [0] * 7 + [1]}

@@ -31,7 +31,7 @@ from mouse_core.replay import (
     ReplayBuffer,
     SliceSampler,
 )
-from tests.core.replay_cases import SAMPLERS
+from tests.core.replay_cases import SAMPLERS, filled
 from tests.core.replay_writer import checksums, rows_of
 from tests.programs import run_module
 from tests.raising import assert_raises
@@ -323,8 +323,7 @@ def test_checkpoints_and_sizes_that_nobody_vouches_for_are_refused(tmp_path: Pat
             json.dumps({"structure": {"dict": [["a", ["a"]]]}, "num_envs": 1, "fields": [["a", kind, shape]]})
         )
         assert_raises(StateError, "m/", MemmapStorage, 12, tmp_path / "m")
-    buffer = ReplayBuffer(ArrayStorage(12))
-    buffer.extend({"a": np.arange(3)})
+    buffer = filled({"a": np.arange(3)}, 12)
     buffer.dumps(tmp_path / "saved")
     content = (tmp_path / "saved").read_bytes()
     for edit in (
@@ -338,8 +337,7 @@ def test_checkpoints_and_sizes_that_nobody_vouches_for_are_refused(tmp_path: Pat
         (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
         assert_raises(StateError, r"edited: (expected|cannot decode)", buffer.loads, tmp_path / "edited")
     assert buffer[:]["a"].tolist() == [0, 1, 2]
-    buffer = ReplayBuffer(ArrayStorage(8))
-    buffer.extend({"a": np.arange(12)})
+    buffer = filled({"a": np.arange(12)}, 8)
     state = buffer.state_dict()
     state["storage"]["written"] = 1 << 62  # sums of it would begin anew below zero
     with pytest.raises(StateError, match=r"at most 8 rows, .* found 8 rows, and 4611686018427387904 written"):
@@ -426,8 +424,7 @@ def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatc
         with pytest.raises(StorageError, match="No space left") as caught:
             buffer.extend({"a": np.arange(50_000)})
         assert isinstance(caught.value, OSError)
-        larger = ReplayBuffer(ArrayStorage(100_000))
-        larger.extend({"a": np.arange(90_000)})
+        larger = filled({"a": np.arange(90_000)}, 100_000)
         assert_raises(StorageError, "cannot write or read", buffer.load_state_dict, larger.state_dict())
     assert (len(buffer), buffer.storage.written) == (1000, 1000)
     assert len(row_files(tmp_path / "m")) == 1

@@ -36,6 +36,7 @@ from mouse_core.replay import (
     SliceSampler,
     VecNorm,
 )
+from tests.core.replay_cases import filled
 from tests.raising import assert_raises
 
 
@@ -117,21 +118,18 @@ def test_priorities_of_rows_that_are_gone_are_left_out() -> None:
 
 def test_slices_and_single_rows_have_generations_and_are_updated_in_their_own_shapes() -> None:
     sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=3)
-    buffer = ReplayBuffer(ArrayStorage(14), sampler, batch_size=6, generations=True)
-    buffer.extend(rows(14))
+    buffer = filled(rows(14), 14, sampler, batch_size=6, generations=True)
     batch = buffer.sample()
     assert batch["generation"].shape == batch["index"].shape == (6, 3)
     buffer.extend(rows(5, 14))
     buffer.update_priority({**batch, "td_error": np.full(6, 0.5)})
     changed = {slot for slot in batch["index"].reshape(-1).tolist() if slot >= 5}
     assert [slot for slot, weight in enumerate(weights(buffer)) if weight == 0.5] == sorted(changed)
-    single = ReplayBuffer(ArrayStorage(14), transform=NextView(), batch_size=6, generations=True)
-    single.extend(rows(14))
+    single = filled(rows(14), 14, transform=NextView(), batch_size=6, generations=True)
     single.extend(rows(6, 14))
     batch = single.sample()  # of rows that are read with those behind them
     assert batch["generation"].tolist() == (batch["index"] < 6).tolist()
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=3), batch_size=4, generations=True)
-    buffer.extend(rows(14))
+    buffer = filled(rows(14), 20, SliceSampler(sequence_length=3), batch_size=4, generations=True)
     batch = buffer.sample()
     present = buffer.update_if_present(batch["index"], batch["generation"], {"reward": -batch["row"].astype(float)})
     assert present.shape == (4, 3)
@@ -258,8 +256,7 @@ def _store() -> DatasetStore:
 
 
 def test_other_parts_go_on_with_running_means_and_those_that_do_not_fit_change_nothing() -> None:
-    buffer = ReplayBuffer(ArrayStorage(8), SliceSampler(sequence_length=2, end_key="done"), batch_size=4)
-    buffer.extend(rows(8))
+    buffer = filled(rows(8), 8, SliceSampler(sequence_length=2, end_key="done"), batch_size=4)
     assert_raises(ConfigError, "keeps the order", buffer.with_parts, writer=MaxValueWriter("reward"))
     assert_raises(ConfigError, "for 'outgoing' rows", buffer.with_parts, transform=NextView(takes="arrived"))
     assert_raises(ConfigError, "sampler", buffer.with_parts, sampler=3)
@@ -267,8 +264,7 @@ def test_other_parts_go_on_with_running_means_and_those_that_do_not_fit_change_n
     assert best.extend(rows(4, 100)).tolist() == [0, 1, 2, 3]
     assert best.sample()["row"].shape == (4,)
     assert buffer.sample()["row"].shape == (4, 2)
-    buffer = ReplayBuffer(ArrayStorage(8), transform=VecNorm("reward"), batch_size=4)
-    buffer.extend(rows(6))
+    buffer = filled(rows(6), 8, transform=VecNorm("reward"), batch_size=4)
     buffer.sample()
     other = buffer.with_parts(sampler=SamplerWithoutReplacement(shuffle=False))
     other.extend(rows(4, 50))  # two of them over the oldest rows
@@ -413,8 +409,7 @@ def test_priorities_and_generations_of_members() -> None:
     assert weights(counted) == before
     assert 9.0 in weights(mixed.buffers[1])
     sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=2, end_key="done", pad=False)
-    buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=300, generations=True)
-    buffer.extend(rows(7))
+    buffer = filled(rows(7), 7, sampler, batch_size=300, generations=True)
     buffer.update_priority(np.arange(7), np.array([0, 0, 8.0, 0, 0, 0, 0]))
     assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
     buffer.update_if_present([2, 3], buffer.generation_of([2, 3]), {"reward": np.ones(2)})

@@ -27,6 +27,7 @@ from mouse_core.replay.samplers.weighing import (
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.transforms.transitions import NextView
 from mouse_core.replay.writers import MaxValueWriter
+from tests.core.replay_cases import filled
 from tests.core.statistics import check_frequencies
 from tests.raising import assert_raises
 
@@ -112,8 +113,7 @@ def test_weights_and_the_stream_never_change() -> None:
     found = [weights_of(bits, powers(alpha)) for alpha in (0.3, 0.5, 0.6, 1.5, 7.5)]
     assert hashlib.sha256(np.stack(found).astype("<i8").tobytes()).hexdigest()[:16] == "ded3faeb98a51382"
     sampler = PrioritizedSampler(alpha=0.6, beta=0.4)
-    buffer = ReplayBuffer(ArrayStorage(10_000), sampler, batch_size=6, seed=7)
-    buffer.extend(rows_of(0, 12_000))
+    buffer = filled(rows_of(0, 12_000), 10_000, sampler, batch_size=6, seed=7)
     buffer.update_priority(np.arange(0, 10_000, 3), np.arange(0, 10_000, 3) % 11 + 0.5)
     found = [buffer.sample() for _ in range(2)]
     assert [batch["index"].tolist() for batch in found] == GOLDEN_ROWS
@@ -143,8 +143,7 @@ def test_all_rows_together_weigh_less_than_63_bits() -> None:
             DataError, match=rf"priorities up to .* for a capacity of {capacity} rows, found .* at \[1\]"
         ):
             weighed(np.array([1, above]), capacity, alpha, 1e-8)
-    buffer = ReplayBuffer(ArrayStorage(4), PrioritizedSampler(1.0, 1.0, 0.0), batch_size=50)
-    buffer.extend(rows_of(0, 4))
+    buffer = filled(rows_of(0, 4), 4, PrioritizedSampler(1.0, 1.0, 0.0), batch_size=50)
     buffer.update_priority(np.arange(4), np.array([2.0**36, 2.0**36, 2.0**-24, 2.0**-30]))
     assert set(buffer.sample()["index"].tolist()) == {0, 1}
     assert weights_in(buffer).tolist() == [2.0**36, 2.0**36, 2.0**-24, 2.0**-24]
@@ -237,15 +236,13 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
 
 def test_rows_come_in_proportion_but_for_those_of_priority_0() -> None:
     sampler = PrioritizedSampler(alpha=0.7, beta=0.4, eps=0.01)
-    buffer = ReplayBuffer(ArrayStorage(40), sampler, batch_size=500, seed=11)
-    buffer.extend(rows_of(0, 55))
+    buffer = filled(rows_of(0, 55), 40, sampler, batch_size=500, seed=11)
     priorities = np.linspace(0.0, 4.0, 40)
     buffer.update_priority(np.arange(40), priorities)
     drawn = np.concatenate([buffer.sample()["index"] for _ in range(100)])
     weights = (priorities + 0.01) ** 0.7
     check_frequencies(np.bincount(drawn, minlength=40), weights / weights.sum())
-    buffer = ReplayBuffer(ArrayStorage(3), PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0), batch_size=50)
-    buffer.extend(rows_of(0, 3))
+    buffer = filled(rows_of(0, 3), 3, PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0), batch_size=50)
     buffer.update_priority(np.arange(3), np.array([0.0, 2.0, 4.0]))
     batch = buffer.sample()
     assert set(batch["index"].tolist()) == {1, 2}
@@ -260,8 +257,7 @@ GOLDEN_WEIGHTS = [0.8467453, 0.8467453, 0.8467453, 0.5220813, 0.4932864, 0.84674
 
 def test_beta_follows_a_schedule() -> None:
     sampler = PrioritizedSampler(alpha=1.0, beta=LinearSchedule(0.0, 1.0, samples=4), eps=0.0)
-    buffer = ReplayBuffer(ArrayStorage(2), sampler, batch_size=8, seed=0)
-    buffer.extend(rows_of(0, 2))
+    buffer = filled(rows_of(0, 2), 2, sampler, batch_size=8, seed=0)
     buffer.update_priority(np.array([0, 1]), np.array([1.0, 4.0]))
     for beta in (0.0, 0.25, 0.5, 0.75, 1.0, 1.0):
         batch = buffer.sample()
@@ -313,8 +309,7 @@ def test_what_is_wrong_is_refused() -> None:
 @pytest.mark.parametrize("of_an_ensemble", [False, True])
 def test_what_the_mask_leaves_out_keeps_its_priority(burn_in: int, of_an_ensemble: bool) -> None:
     sampler = PrioritizedSliceSampler(sequence_length=6, burn_in=burn_in, end_key="done", alpha=1.0, eps=0.0)
-    rows = ReplayBuffer(ArrayStorage(60), sampler, batch_size=6, generations=True)
-    rows.extend({"done": np.arange(12) % 3 == 2})
+    rows = filled({"done": np.arange(12) % 3 == 2}, 60, sampler, batch_size=6, generations=True)
     buffer = ReplayBufferEnsemble(rows, batch_size=6) if of_an_ensemble else rows
     batch = buffer.sample()
     there = batch["mask"]
@@ -349,8 +344,7 @@ def test_masks_of_single_rows_and_those_that_rows_have_themselves() -> None:
 
 def test_slices_come_in_proportion_to_their_first_rows() -> None:
     sampler = PrioritizedSliceSampler(alpha=1.0, beta=1.0, eps=0.0, sequence_length=3, end_key="done")
-    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=500, seed=4)
-    buffer.extend(rows_of(0, 28))
+    buffer = filled(rows_of(0, 28), 28, sampler, batch_size=500, seed=4)
     begins = np.arange(28) % 7 <= 4
     priorities = np.where(begins, np.arange(28) % 5 + 2.0, 0.5)
     buffer.update_priority(np.arange(28), priorities)
@@ -361,8 +355,7 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
     # Beside the smallest priority of rows that slices begin with.
     found = np.concatenate([batch["priority_weight"][:, 0] for batch in batches])
     np.testing.assert_allclose(found, 2.0 / priorities[drawn], rtol=1e-6)
-    buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(1.0, 0.4, 0.0), batch_size=4)
-    buffer.extend({"x": np.arange(8)})
+    buffer = filled({"x": np.arange(8)}, 8, PrioritizedSampler(1.0, 0.4, 0.0), batch_size=4)
     buffer.update_priority(np.arange(8), np.arange(8.0)[:, None])
     assert buffer.sampler.weights_at(buffer.storage, slice(0, 8)).tolist() == list(range(8))  # type: ignore[attr-defined]
     buffer.update_priority(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2, 1))
@@ -373,8 +366,7 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
 
 def test_a_span_over_the_begin_is_refused_and_slices_take_one_priority_or_one_for_each_row() -> None:
     sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
-    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=2, seed=4)
-    buffer.extend(rows_of(0, 28))
+    buffer = filled(rows_of(0, 28), 28, sampler, batch_size=2, seed=4)
     index = np.array([[0, 1, 2], [7, 8, 9]])
     buffer.update_priority(index, np.array([2.0, 3.0]))
     weights = sampler.weights_at(buffer.storage, index)
@@ -383,8 +375,7 @@ def test_a_span_over_the_begin_is_refused_and_slices_take_one_priority_or_one_fo
     assert sampler.weights_at(buffer.storage, index).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert_raises(ConfigError, "span: expected False for the", PrioritizedSliceSampler, sequence_length=3, span=True)
     sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
-    buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=100)
-    buffer.extend(rows_of(0, 7))
+    buffer = filled(rows_of(0, 7), 7, sampler, batch_size=100)
     batch = buffer.sample()
     assert set(batch["index"][:, 0].tolist()) == set(range(7))
     assert batch["mask"].sum(axis=1).tolist() == np.minimum(3, 7 - batch["index"][:, 0]).tolist()

@@ -14,6 +14,7 @@ from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, S
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.replay.storages.array import ArrayStorage
+from tests.core.replay_cases import filled
 from tests.core.statistics import check_frequencies
 from tests.raising import assert_raises
 
@@ -299,8 +300,7 @@ def test_a_span_reaches_over_the_ends_of_long_and_short_episodes() -> None:
 def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler: Any, options: dict[str, Any]) -> None:
     numbers = np.repeat([70, 12, 33, 5], 6).astype(np.int16)
     rows = {"traj_id": numbers, "row": np.arange(24), "done": (np.arange(1, 25) % 6 == 0).astype(np.int8)}
-    buffer = ReplayBuffer(ArrayStorage(24), sampler(sequence_length=4, **options), batch_size=4)
-    buffer.extend(rows)
+    buffer = filled(rows, 24, sampler(sequence_length=4, **options), batch_size=4)
     batch = buffer.sample()
     there = batch.get("mask", np.ones((4, 4), bool))
     assert batch["traj_id"].dtype == np.int16
@@ -413,8 +413,7 @@ def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str |
         )
         *outer, last = name.split("/")
         (rows.setdefault(outer[0], {}) if outer else rows)[last] = column
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=20)
-    buffer.extend(rows)
+    buffer = filled(rows, 20, SliceSampler(sequence_length=5), batch_size=20)
     if there is None:
         assert_raises(MissingFieldError, "expected end_key=, truncated_key= or traj_key=", buffer.sample)
         return
@@ -477,12 +476,10 @@ def test_fields_and_batches_that_cannot_be() -> None:
     assert_raises(ConfigError, "found an empty buffer", buffer.sample)
     buffer.extend({"done": np.arange(20) % 5 == 4})
     assert_raises(ConfigError, "an episode of at least 6 steps, found episodes of at most 5 steps", buffer.sample)
-    cut = ReplayBuffer(ArrayStorage(5), SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
-    cut.extend({"done": np.zeros(5, np.bool_)})
+    cut = filled({"done": np.zeros(5, np.bool_)}, 5, SliceSampler(sequence_length=4, pad=False, period=4), batch_size=4)
     cut.extend({"done": np.zeros(1, np.bool_)})  # of the steps 1 to 5 those from 4 on count, and are too few
     assert_raises(ConfigError, r"expected a row .* \(period 4\) with 4 steps after it, found none", cut.sample)
-    few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
-    few.extend({"done": np.arange(20) % 5 == 4})
+    few = filled({"done": np.arange(20) % 5 == 4}, 20, SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
     assert_raises(ConfigError, r"expected a batch .* at most 4 slices, .* of 5 steps, found batch_size 5", few.sample)
     assert few.sample(4)["index"].shape == (4, 5)
 
@@ -534,11 +531,9 @@ def test_states_that_cannot_be() -> None:
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
     more = {name: np.full(rows, value) for name, value in ends.items()}
     says = r"'episode' recur after other values: do rows of several env.*ndim=2"
-    strict = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4, pad=False), batch_size=2)
-    strict.extend({"episode": np.arange(rows) % 6, **more})
+    strict = filled({"episode": np.arange(rows) % 6, **more}, 18, sampler(sequence_length=4, pad=False), batch_size=2)
     assert_raises(ConfigError, says, strict.sample)
-    padded = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4), batch_size=2)
-    padded.extend({"episode": np.arange(rows) % 6, **more})
+    padded = filled({"episode": np.arange(rows) % 6, **more}, 18, sampler(sequence_length=4), batch_size=2)
     with pytest.warns(UserWarning, match=says):
         padded.sample()
     with warnings.catch_warnings():
@@ -548,11 +543,9 @@ def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dic
 
 def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
     for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
-        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4, pad=False), batch_size=2)
-        buffer.extend({"episode": np.arange(rows) // 3})
+        buffer = filled({"episode": np.arange(rows) // 3}, 17, SliceSampler(sequence_length=4, pad=False), batch_size=2)
         assert_raises(ConfigError, "found episodes of at most 3 steps; pad=True accepts shorter", buffer.sample)
-        padded = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=2)
-        padded.extend({"episode": np.arange(rows) // 3})
+        padded = filled({"episode": np.arange(rows) // 3}, 17, SliceSampler(sequence_length=4), batch_size=2)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             padded.sample()
