@@ -23,6 +23,7 @@ from mouse_core.readahead import ReadAhead, by_batch, merged, room_for_files
 from mouse_core.sampling import Blocks
 from mouse_core.store.snapshot import Snapshot
 from tests.core.disk_cases import rows_of, table_of
+from tests.core.oracle import assert_same
 
 Int64s = npt.NDArray[np.int64]
 takes_advice = pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="no advice is taken here")
@@ -114,9 +115,7 @@ def test_batches_are_those_of_memory_that_is_there(both: Any, options: dict[str,
     asked, known, backed = both
     ours, theirs = BatchSource(backed, seed=3, **options), BatchSource(known, seed=3, **options)
     for index in [*range(3), 90, 7]:
-        batch = ours[index]
-        for name, values in theirs[index].items():
-            assert_array_equal(batch[name], values, err_msg=f"{name} of batch {index}")
+        assert_same(ours[index], theirs[index], index)
     assert asked.waits
     if "boundary" in options:
         assert_array_equal(backed.episode_starts, known.episode_starts)
@@ -132,9 +131,7 @@ def test_batches_to_come_are_asked_for_in_their_order(both: Any) -> None:
     assert asked.batches == sorted(set(asked.batches)), "each once"
     with PrefetchBatchifier(known, 40, 4, seed=1) as theirs, PrefetchBatchifier(backed, 40, 4, seed=1) as ours:
         for _ in range(20):
-            batch = ours.next_batch()
-            for name, values in theirs.next_batch().items():
-                assert_array_equal(batch[name], values)
+            assert_same(ours.next_batch(), theirs.next_batch())
 
 
 def test_an_error_of_one_of_several_batches_is_not_raised_for_the_others(
@@ -247,9 +244,7 @@ def test_blocks_of_files_are_asked_for_once_where_there_is_room(
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for index in range(2 * len(source)):
-                batch = source[index]
-                for name, values in here[index].items():
-                    assert_array_equal(batch[name], values)
+                assert_same(source[index], here[index], index)
         found.append((asked[0], [str(one.message) for one in said]))
     (once, nothing), (again, warned) = found
     assert not nothing
@@ -352,9 +347,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
         for how, expected in zip(sampling, wanted, strict=True):
             source = BatchSource(store, 30, 8, how, seed=4)
             for index, batch in enumerate(expected):
-                found = source[index]
-                for name, values in batch.items():
-                    assert_array_equal(found[name], values, err_msg=f"{name} of batch {index}")
+                assert_same(source[index], batch, index)
         assert sum(advice == readahead._WILL_NEED for advice, _ in advised) >= 6
         assert any(advice == readahead._RANDOM for advice, _ in advised)
 
@@ -475,9 +468,7 @@ def test_batches_may_be_asked_for_that_were_planned_when_they_were_not(
     on, known = [True], []
     monkeypatch.setattr("mouse_core.readahead.LocalFiles.look", lambda _, batches: on[0] and batches > 0)
     for index in range(12):
-        batch = ours[index]
-        for name, values in theirs[index].items():
-            assert_array_equal(batch[name], values)
+        assert_same(ours[index], theirs[index], index)
     # What is not read before it is copied is looked at batch by batch, whether it is allowed; once it is, no more.
     monkeypatch.setattr("mouse_core.readahead.LocalFiles.look", lambda _, batches: on[0])
     source = BatchSource(DatasetStore.open(tmp_path), 40, 32, seed=1)

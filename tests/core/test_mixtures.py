@@ -32,6 +32,7 @@ from mouse_core.mixtures import Mixture, MixtureSource, Schedule, Shares
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.store.derived import DerivedStore, TimeToEnd
 from mouse_core.testing import SourceConformance, example_columns, example_store
+from tests.core.oracle import assert_same
 from tests.raising import assert_raises
 
 WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=7).filter(any)
@@ -146,8 +147,7 @@ def test_last_windows_follow_a_schedule(options: dict[str, Any]) -> None:
     for index in (6, 0, 3, 2, 5, 4, 1):
         weights = shares[max(first for first in shares if first <= index)]
         alone = BatchSource(Mixture(members, weights), 4, 4, "last", **options)[0]
-        for name, values in source[index].items():
-            np.testing.assert_array_equal(values, alone[name])
+        assert_same(source[index], alone, index)
     # Also where many batches are planned together, as by a loader.
     codes = [batch["member"][:, 0].tolist() for batch in (source[index] for index in range(7))]
     assert codes == [[0] * 4] * 3 + [[0, 1] * 2] * 2 + [[1] * 4] * 2
@@ -389,9 +389,7 @@ def test_a_state_says_how_many_rows_each_member_had_and_is_gone_on_from() -> Non
         with PrefetchBatchifier(store, 8, 16, "batch", num_workers=0) as loader:
             loader.load_state_dict(state)
             for batch in wanted:
-                found = loader.next_batch()
-                for name, values in batch.items():
-                    np.testing.assert_array_equal(found[name], values, err_msg=name)
+                assert_same(loader.next_batch(), batch)
 
 
 def test_states_of_others_are_refused() -> None:
@@ -467,8 +465,7 @@ def test_whatever_rows_members_had_earlier_batches_come_again(
     again = BatchSource(mixture.snapshot(before), length, batch_size, **options)
     assert again.fingerprint == source.fingerprint
     for index, batch in enumerate(wanted):
-        for name, values in batch.items():
-            np.testing.assert_array_equal(again[index][name], values)
+        assert_same(again[index], batch, index)
 
 
 def test_fields_are_padded_derived_and_normalised() -> None:

@@ -26,6 +26,7 @@ from mouse_core.replay import (
     SliceSamplerWithoutReplacement,
 )
 from mouse_core.testing import example_columns
+from tests.core.oracle import assert_same
 from tests.core.replay_cases import SAMPLERS
 from tests.raising import assert_raises
 
@@ -222,9 +223,7 @@ def written(sampler: Any, **options: Any) -> ReplayBuffer:
 
 
 def same(one: ReplayBuffer, other: ReplayBuffer) -> None:
-    ours, theirs = one.sample(), other.sample()
-    for name, values in theirs.items():
-        np.testing.assert_array_equal(ours[name], values, name)
+    assert_same(one.sample(), other.sample())
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -273,9 +272,7 @@ def test_a_state_brings_back_the_rows_of_its_time(sampler: str) -> None:
             other.load_state_dict(state)
             assert len(other) == (100, 200, 350)[number]
             for batch in expected[number]:
-                found = other.sample()
-                for name, values in batch.items():
-                    np.testing.assert_array_equal(found[name], values, name)
+                assert_same(other.sample(), batch)
             other.refresh()
             assert len(other) == GROWN
     assert_raises(StateError, "expected a state of 1 to 100 rows, found 350", fewer.load_state_dict, states[2])
