@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,20 +32,15 @@ class Notes:
 def run(work: Callable[[Ranks], Any], count: int, board: Board | None = None) -> list[Any]:
     """What each of ``count`` ranks returns, or the error that it raises."""
     board = board or Notes()
-    found: list[Any] = [None] * count
 
-    def one(rank: int) -> None:
+    def one(rank: int) -> Any:
         try:
-            found[rank] = work(Ranks(rank, count, board=board))
+            return work(Ranks(rank, count, board=board))
         except Exception as error:
-            found[rank] = error
+            return error
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(one, range(count)))
 
 
 def rewards(loader: PrefetchBatchifier, batches: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A hundred damaged files of Arrow and Parquet, and damaged offsets on every way to rows."""
+"""Damaged files of Arrow and Parquet, and damaged offsets on every way to rows."""
 
 from pathlib import Path
 
@@ -36,12 +36,12 @@ def test_arrow_and_parquet(tmp_path: Path) -> None:
     convert(recording(), tmp_path / "source")
     convert(recording(), tmp_path / "source.parquet")
     (tmp_path / "parquet").mkdir()
-    copies = damaged_copies(tmp_path / "source.parquet", tmp_path / "parquet")
-    copies += damaged_copies(tmp_path / "source", tmp_path / "arrow", only="*.arrow")
+    copies = damaged_copies(tmp_path / "source.parquet", tmp_path / "parquet", count=50)
+    copies += damaged_copies(tmp_path / "source", tmp_path / "arrow", only="*.arrow", count=50)
     copies += damaged_copies(tmp_path / "source", tmp_path / "described", only="state.json", count=30)
-    # Of Arrow there are no checksums, many a value is only another value: 30 of them are refused, and 70 of Parquet,
+    # Of Arrow there are no checksums, many a value is only another value: 30 of 100 are refused, and 70 of Parquet,
     # whose pages have checksums; what is left are statistics and the like, which nobody reads.
-    assert read_all(copies)["refused"] > 105
+    assert read_all(copies)["refused"] > 55
 
 
 def test_names_that_are_no_text_or_stand_twice(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, Snapshot
@@ -37,6 +37,7 @@ def assert_as_afresh(source: BatchSource, indices: range) -> None:
         assert_same(source.gather(source.plan(index)), fresh[index], index)
 
 
+@settings(max_examples=8)
 @given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=3), used=st.lists(st.booleans(), min_size=4))
 def test_a_source_follows_its_store_and_what_comes_later_never_changes_a_batch(
     world: World, wanted: list[Part], more: list[Part], used: list[bool]
