@@ -179,11 +179,6 @@ def around(count: int, **options: Any) -> dict[str, Any]:
     [
         ({"boundary": "episode"}, {}, "boundary: expected 'episode', found 'stream'"),
         (
-            {},
-            {"boundary": "episode", "sampling": "batch"},
-            "boundary: expected 'stream', found 'episode'; sampling: expected 'random', found 'batch'",
-        ),
-        (
             {"boundary": Column("action")},
             {"boundary": Column("reward")},
             "boundary: expected Column('action'), found Column('reward')",
