@@ -256,20 +256,25 @@ def test_a_forked_child_reads_the_rows_of_its_parent_and_refuses_to_write(folder
 
 
 def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a folder with a store .*found nothing"):
-        DatasetStore.open(folder)
-    with pytest.raises(ConfigError, match="expected a file or folder, found none"):
-        DatasetStore.open(folder, final="drop")
-    with pytest.raises(ConfigError, match=r"expected options of DatasetStore, found \['final'\]"):
-        DatasetStore.open(folder, "a", final="drop")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"or an empty folder, found \['notes.txt'\]"):
-        DatasetStore.open(tmp_path / "other", "a")
-    assert os.listdir(tmp_path / "other") == ["notes.txt"]
-    for wrong in ({"mode": "w"}, {"mode": "a", "sync": "always"}):
-        with pytest.raises(ConfigError, match=r"open: (sync: )?expected"):
-            DatasetStore.open(folder, **wrong)
+    other, empty = tmp_path / "other", tmp_path / "empty"
+    for path in (other, empty):
+        path.mkdir()
+    (other / "notes.txt").write_text("mine")
+    makes_one = r"; DatasetStore.open\('.*', 'a'\) makes one"
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (folder, {}, f"expected a folder with a store .*found nothing{makes_one}"),
+        (empty, {}, f"found an empty folder{makes_one}"),
+        (other, {}, r"no format recognised in a folder of \['notes.txt'\]"),
+        (folder, {"final": "drop"}, "expected a file or folder, found none"),
+        (folder, {"mode": "a", "final": "drop"}, r"expected options of DatasetStore, found \['final'\]"),
+        (other, {"mode": "a"}, r"or an empty folder, found \['notes.txt'\]"),
+        (folder, {"mode": "w"}, "open: expected"),
+        (folder, {"mode": "a", "sync": "always"}, "open: sync: expected"),
+    ]
+    for path, options, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            DatasetStore.open(path, **options)
+    assert os.listdir(other) == ["notes.txt"]
 
 
 def test_readers_and_snapshots_travel_as_paths(folder: Path) -> None:

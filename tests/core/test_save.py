@@ -80,14 +80,3 @@ def test_what_was_saved_is_opened_as_a_store(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace((7).to_bytes(8, "little"), (8).to_bytes(8, "little"), 1))
     with pytest.raises(DataError, match=rf"{file}: expected the checksum"):
         verify(saved)
-
-
-def test_a_folder_of_something_else_is_no_place_for_a_store(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ConfigError, match=r"no format recognised in a folder of \['notes.txt'\]"):
-        DatasetStore.open(tmp_path)
-    for empty in ("nothing", "an empty folder"):
-        path = tmp_path / "there"
-        with pytest.raises(ConfigError, match=f"found {empty}; DatasetStore.open\\('.*', 'a'\\) makes one"):
-            DatasetStore.open(path)
-        path.mkdir(exist_ok=True)
