@@ -254,7 +254,6 @@ def test_adapters_use_what_a_third_party_may_use() -> None:
 KNOW_PRIVATE = {
     "bench/floor.py": "the floor copies the very bytes that a batch is gathered from",
     "core/test_disk_many.py": "how often the addresses of a column are computed is not seen in a batch",
-    "core/test_hub_shards.py": "memory is measured while a shard is written",
     "core/test_orders.py": "limits of what is kept are made small, so that they are met",
     "core/test_where_rows_lie.py": "how often a chunk is looked up is not seen in a batch",
 }

@@ -151,15 +151,10 @@ converting.convert(source, target, to=to, shard_bytes=9000)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "after", "to"),
-    [
-        ("read", 9, "parquet"),
-        *(
-            pytest.param(*rest, marks=pytest.mark.slow)
-            for rest in (("read", 0, ""), ("save", 1, ""), ("verify", 0, ""), ("rename", 0, ""))
-        ),
-    ],
+    [("read", 9, "parquet"), ("read", 0, ""), ("save", 1, ""), ("verify", 0, ""), ("rename", 0, "")],
 )
 def test_a_killed_conversion_goes_on(moment: str, after: int, to: str, tmp_path: Path, small: None) -> None:
     target = tmp_path / "out"

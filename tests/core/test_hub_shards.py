@@ -1,7 +1,8 @@
-"""Shards hold the rows they were given, in one schema, and are written in bounded memory."""
+"""Shards hold the rows of a push in one schema, and are written in bounded memory."""
 
-import tempfile
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mouse_core.hub import _shards
-from mouse_core.hub._shards import unify_features
-from mouse_core.metadata import DatasetMetadata, read_metadata, with_metadata
+from mouse_core import DatasetStore
+from mouse_core.hub import push_to_hub
+from mouse_core.metadata import DatasetMetadata, read_metadata
+from tests.core.hub_client import head, push
+from tests.core.hub_server import running_hub
 
 # Together they take many seconds.
 pytestmark = pytest.mark.slow
@@ -31,25 +34,19 @@ WAYS: dict[str, Sequence[Any]] = {
     "struct": [{"a": datasets.List(V("int16"))}, {"a": datasets.List(V("int16"), length=1)}],
     "empty": [datasets.List(V("null")), datasets.List(V("int8"))],
 }
+STEPS: dict[str, Any] = {"action": V("int64"), "reward": V("float64"), "done": V("int64")}
 
 
 def value(name: str, feature: Any, row: int) -> Any:
-    made = {
-        "vector": [row, -row],
-        "frame": [[row, 1]],
-        "text": str(row),
-        "label": row,
-        "struct": {"a": [row]},
-        "empty": [],
-    }
-    return None if feature == V("null") else made[name]
+    made = {"vector": [row, -row], "frame": [[row, 1]], "text": str(row), "struct": {"a": [row]}, "empty": []}
+    return None if feature == V("null") else made.get(name, row)
 
 
 @st.composite
 def recorded(draw: st.DrawFn) -> datasets.Dataset:
     """Some of the columns, each stored in one of its ways, with nulls; whole, in pieces or in another order."""
     names = draw(st.lists(st.sampled_from(sorted(WAYS)), min_size=1, unique=True))
-    features = {name: draw(st.sampled_from(WAYS[name])) for name in names}
+    features = {**STEPS, **{name: draw(st.sampled_from(WAYS[name])) for name in names}}
     n = draw(st.integers(1, 12))
     null = draw(st.sets(st.tuples(st.sampled_from(names), st.integers(0, n - 1))))
     columns = {
@@ -66,29 +63,20 @@ def recorded(draw: st.DrawFn) -> datasets.Dataset:
     return dataset.shuffle(seed=first) if how == "shuffled" else dataset
 
 
+@pytest.mark.filterwarnings("ignore")  # of rewards where episodes begin, and of episodes that are joined
 @given(parts=st.lists(recorded(), min_size=1, max_size=3), max_bytes=st.sampled_from([1, 2000, 10**6]))
 def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dataset], max_bytes: int) -> None:
-    named = [_shards.SplitPiece(f"part {index}", part) for index, part in enumerate(parts)]
-    features = unify_features([(part.where, part.dataset.features) for part in named])
-    with tempfile.TemporaryDirectory() as folder:
-        shards = _shards.write_shards(
-            named,
-            split="train",
-            features=features,
-            metadata=DatasetMetadata("arrived"),
-            folder=folder,
-            max_bytes=max_bytes,
-            advance=lambda count: None,
-        )
-        tables = [pq.read_table(shard.path) for shard in shards]
-    assert [table.num_rows for table in tables] == [shard.num_rows for shard in shards]
-    said = with_metadata(features, DatasetMetadata("arrived"))
-    assert all(datasets.Features.from_arrow_schema(table.schema) == said for table in tables)
+    stores = [DatasetStore(alignment="arrived").from_dataset(part) for part in parts]
+    with running_hub() as hub:
+        result = push(hub, {"train": stores}, max_shard_size=max_bytes)
+        files = head(hub).files
+    tables = [pq.read_table(io.BytesIO(files[path].data)) for path in result.shards]
+    assert len({str(datasets.Features.from_arrow_schema(table.schema)) for table in tables}) == 1
     assert all(read_metadata(table) == DatasetMetadata("arrived") for table in tables)
+    names = list(dict.fromkeys(name for part in parts for name in part.column_names))
     rows = [row for part in parts for row in part.with_format("arrow")[:].to_pylist()]
-    assert pa.concat_tables(tables).to_pylist() == [{name: row.get(name) for name in features} for row in rows]
-    if max_bytes == 1 and all(shard.data_bytes for shard in shards):
-        assert len(shards) == len(rows)
+    assert pa.concat_tables(tables).to_pylist() == [{name: row.get(name) for name in names} for row in rows]
+    assert max_bytes > 1 or len(tables) == len(rows)
 
 
 def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,29 +84,26 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
     picture = tmp_path / "noise.png"
     Image.fromarray(noise).save(picture)
     size = picture.stat().st_size
-    monkeypatch.setattr(_shards, "_ROW_GROUP_BYTES", 16 * size)
+    monkeypatch.setattr("mouse_core.hub._shards._ROW_GROUP_BYTES", 16 * size)
 
     def peak(n: int) -> int:
         columns = {"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "picture": [str(picture)] * n}
         dataset = datasets.Dataset.from_dict(columns).cast_column("picture", datasets.Image()).shuffle(seed=0)
+        store = DatasetStore(image_roots=[tmp_path]).from_dataset(dataset)
         before, most, rows = pa.total_allocated_bytes(), 0, 0
 
         def advance(count: int) -> None:
             nonlocal most, rows
             most, rows = max(most, pa.total_allocated_bytes() - before), rows + count
 
-        written = _shards.write_shards(
-            [_shards.SplitPiece("split 'train'", dataset, image_roots=(str(tmp_path),))],
-            split=f"train{n}",
-            features=dataset.features,
-            metadata=DatasetMetadata("arrived"),
-            folder=str(tmp_path),
-            max_bytes=64 * size,
-            advance=advance,
-        )
+        @contextmanager
+        def bar(*_: Any, **__: Any) -> Iterator[Callable[[int], None]]:
+            yield advance
+
+        monkeypatch.setattr("mouse_core.hub._push.progress_bar", bar)
+        result = push_to_hub({"train": store}, repo_id="a/b", dry_run=True, max_shard_size=64 * size)
         assert rows == n
-        assert sum(shard.data_bytes for shard in written) > n * size
-        assert sum(shard.file_bytes for shard in written) > n * size / 100  # equal pictures are stored once a page
+        assert result.num_bytes > n * size / 100  # equal pictures are stored once a page
         return most
 
     assert peak(1000) < peak(100) + 50 * size

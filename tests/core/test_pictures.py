@@ -30,7 +30,7 @@ from tests.core.video_cases import SIDE, decoded, frames_of, pictures
 av = pytest.importorskip("av")
 
 TOP, DEPTH = "observation_images_top", "observation_images_depth"
-COUNT = 40
+COUNT = 24
 LOSSLESS = "hevc:pix_fmt=gbrp:lossless"
 
 
