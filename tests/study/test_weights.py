@@ -1,5 +1,6 @@
 """Weights from PyTorch to Flax and back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.nnx as nnx
@@ -33,39 +34,43 @@ def rnns(cell: Any, layers: int) -> Any:
     return nnx.Sequential(*(nnx.RNN(cell(3 if number == 0 else 4, 4, rngs=R)) for number in range(layers)))
 
 
+def ours_of(kind: Any, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: kind(*arguments, **options)
+
+
+def theirs_of(kind: Any, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: kind(*arguments, rngs=R, **options)
+
+
+def rnn_of(cell: Any) -> Callable[[], Any]:
+    return lambda: nnx.RNN(cell(3, 4, rngs=R))
+
+
 # What a layer is made as in both, and a shape of its input.
 LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
-    "Linear": (lambda: T.Linear(3, 5), lambda: nnx.Linear(3, 5, rngs=R), (2, 3)),
-    "Linear without bias": (
-        lambda: T.Linear(3, 5, bias=False),
-        lambda: nnx.Linear(3, 5, use_bias=False, rngs=R),
-        (2, 3),
-    ),
-    "Embedding": (lambda: T.Embedding(7, 3), lambda: nnx.Embed(7, 3, rngs=R), ()),
-    "LayerNorm": (lambda: T.LayerNorm(3), lambda: nnx.LayerNorm(3, epsilon=1e-5, rngs=R), (2, 3)),
-    "RMSNorm": (lambda: T.RMSNorm(3, eps=1e-6), lambda: nnx.RMSNorm(3, epsilon=1e-6, rngs=R), (2, 3)),
-    "GroupNorm": (
-        lambda: T.GroupNorm(2, 6),
-        lambda: nnx.GroupNorm(6, num_groups=2, epsilon=1e-5, rngs=R),
-        (2, 6, 5, 5),
-    ),
-    "BatchNorm": (lambda: T.BatchNorm1d(3).eval(), lambda: nnx.BatchNorm(3, use_running_average=True, rngs=R), (4, 3)),
-    "Conv1d": (lambda: T.Conv1d(3, 4, 3), lambda: nnx.Conv(3, 4, 3, padding="VALID", rngs=R), (2, 3, 9)),
+    "Linear": (ours_of(T.Linear, 3, 5), theirs_of(nnx.Linear, 3, 5), (2, 3)),
+    "Linear without bias": (ours_of(T.Linear, 3, 5, bias=False), theirs_of(nnx.Linear, 3, 5, use_bias=False), (2, 3)),
+    "Embedding": (ours_of(T.Embedding, 7, 3), theirs_of(nnx.Embed, 7, 3), ()),
+    "LayerNorm": (ours_of(T.LayerNorm, 3), theirs_of(nnx.LayerNorm, 3, epsilon=1e-5), (2, 3)),
+    "RMSNorm": (ours_of(T.RMSNorm, 3, eps=1e-6), theirs_of(nnx.RMSNorm, 3, epsilon=1e-6), (2, 3)),
+    "GroupNorm": (ours_of(T.GroupNorm, 2, 6), theirs_of(nnx.GroupNorm, 6, num_groups=2, epsilon=1e-5), (2, 6, 5, 5)),
+    "BatchNorm": (lambda: T.BatchNorm1d(3).eval(), theirs_of(nnx.BatchNorm, 3, use_running_average=True), (4, 3)),
+    "Conv1d": (ours_of(T.Conv1d, 3, 4, 3), theirs_of(nnx.Conv, 3, 4, 3, padding="VALID"), (2, 3, 9)),
     "Conv2d in groups": (
-        lambda: T.Conv2d(4, 6, (2, 3), groups=2),
-        lambda: nnx.Conv(4, 6, (2, 3), padding="VALID", feature_group_count=2, rngs=R),
+        ours_of(T.Conv2d, 4, 6, (2, 3), groups=2),
+        theirs_of(nnx.Conv, 4, 6, (2, 3), padding="VALID", feature_group_count=2),
         (2, 4, 7, 7),
     ),
     "Attention": (
-        lambda: T.MultiheadAttention(8, 2, batch_first=True),
-        lambda: nnx.MultiHeadAttention(2, 8, decode=False, rngs=R),
+        ours_of(T.MultiheadAttention, 8, 2, batch_first=True),
+        theirs_of(nnx.MultiHeadAttention, 2, 8, decode=False),
         (2, 5, 8),
     ),
-    "GRU": (lambda: gru(1), lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)), (2, 5, 3)),
-    "GRU without bias": (lambda: gru(1, False), lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)), (2, 5, 3)),
+    "GRU": (lambda: gru(1), rnn_of(nnx.GRUCell), (2, 5, 3)),
+    "GRU without bias": (lambda: gru(1, False), rnn_of(nnx.GRUCell), (2, 5, 3)),
     "GRU of three layers": (lambda: gru(3), lambda: rnns(nnx.GRUCell, 3), (2, 5, 3)),
-    "LSTM": (lambda: T.LSTM(3, 4, batch_first=True), lambda: nnx.RNN(nnx.OptimizedLSTMCell(3, 4, rngs=R)), (2, 5, 3)),
-    "LSTM of two layers": (lambda: T.LSTM(3, 4, 2, batch_first=True), lambda: rnns(nnx.LSTMCell, 2), (2, 5, 3)),
+    "LSTM": (ours_of(T.LSTM, 3, 4, batch_first=True), rnn_of(nnx.OptimizedLSTMCell), (2, 5, 3)),
+    "LSTM of two layers": (ours_of(T.LSTM, 3, 4, 2, batch_first=True), lambda: rnns(nnx.LSTMCell, 2), (2, 5, 3)),
 }
 
 
@@ -151,46 +156,31 @@ def test_nested_modules_by_structure_and_by_names() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 4, rngs=R), r"kernel \[2, 4\].*weight \[3, 2\]"),
-        (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 3, use_bias=False, rngs=R), "found differences in bias"),
-        (
-            lambda: T.Bilinear(2, 2, 3),
-            lambda: nnx.Linear(2, 3, rngs=R),
-            r"known in both.*found .. \(torch.nn.Bilinear: ",
-        ),
-        (lambda: T.LayerNorm(3), lambda: nnx.RMSNorm(3, rngs=R), "two layers of the same kind.*LayerNorm.*RMSNorm"),
-        (
-            lambda: T.GRU(3, 4),
-            lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            r"torch.nn.GRU: .*bias_hh: expected zeros.*bias of n.*set bias_hh to 0.*or create the GRU with bias=False",
-        ),
-        (
-            lambda: T.GRU(3, 4, bidirectional=True),
-            lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            "torch.nn.GRU with bidirectional=False",
-        ),
-        (
-            lambda: T.LSTM(3, 4, proj_size=2),
-            lambda: nnx.RNN(nnx.LSTMCell(3, 4, rngs=R)),
-            "torch.nn.LSTM with bidirectional=False and proj_size=0",
-        ),
-        (
-            lambda: T.MultiheadAttention(8, 2, add_bias_kv=True),
-            lambda: nnx.MultiHeadAttention(2, 8, rngs=R),
-            "found differences in bias_k, bias_v",
-        ),
-        (lambda: Ours(), lambda: Theirs(scale=5), r"'scale' \(a parameter of torch.nn.Ours: value \[4\]\)"),
-        (lambda: T.Tanh(), lambda: nnx.Linear(2, 3, rngs=R), "without a twin in PyTorch: '' .nnx.Linear"),
-        (
-            lambda: T.ConvTranspose2d(3, 3, 3),
-            lambda: nnx.ConvTranspose(3, 3, (3, 3), rngs=R),
-            r"known in both.*found '' \(torch.nn.ConvTranspose2d.*nnx.ConvTranspose",
-        ),
-    ],
-)
+ZEROS = r"torch.nn.GRU: .*bias_hh: expected zeros.*bias of n.*set bias_hh to 0.*or create the GRU with bias=False"
+NO_TWINS: list[tuple[Any, Any, str]] = [
+    (ours_of(T.Linear, 2, 3), theirs_of(nnx.Linear, 2, 4), r"kernel \[2, 4\].*weight \[3, 2\]"),
+    (ours_of(T.Linear, 2, 3), theirs_of(nnx.Linear, 2, 3, use_bias=False), "found differences in bias"),
+    (ours_of(T.Bilinear, 2, 2, 3), theirs_of(nnx.Linear, 2, 3), r"known in both.*found .. \(torch.nn.Bilinear: "),
+    (ours_of(T.LayerNorm, 3), theirs_of(nnx.RMSNorm, 3), "two layers of the same kind.*LayerNorm.*RMSNorm"),
+    (ours_of(T.GRU, 3, 4), rnn_of(nnx.GRUCell), ZEROS),
+    (ours_of(T.GRU, 3, 4, bidirectional=True), rnn_of(nnx.GRUCell), "torch.nn.GRU with bidirectional=False"),
+    (ours_of(T.LSTM, 3, 4, proj_size=2), rnn_of(nnx.LSTMCell), "LSTM with bidirectional=False and proj_size=0"),
+    (
+        ours_of(T.MultiheadAttention, 8, 2, add_bias_kv=True),
+        theirs_of(nnx.MultiHeadAttention, 2, 8),
+        "found differences in bias_k, bias_v",
+    ),
+    (lambda: Ours(), lambda: Theirs(scale=5), r"'scale' \(a parameter of torch.nn.Ours: value \[4\]\)"),
+    (ours_of(T.Tanh), theirs_of(nnx.Linear, 2, 3), "without a twin in PyTorch: '' .nnx.Linear"),
+    (
+        ours_of(T.ConvTranspose2d, 3, 3, 3),
+        theirs_of(nnx.ConvTranspose, 3, 3, (3, 3)),
+        r"known in both.*found '' \(torch.nn.ConvTranspose2d.*nnx.ConvTranspose",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "message"), NO_TWINS, ids=range(len(NO_TWINS)))
 def test_what_has_no_twin_is_named_and_nothing_is_copied(ours: Any, theirs: Any, message: str) -> None:
     one, other = ours(), theirs()
     before = jax.tree.map(np.asarray, nnx.state(other, nnx.Param))
