@@ -174,7 +174,7 @@ def test_no_hidden_states_before_the_first_step() -> None:
         second = jax.jit(rollout_storage.append)(second, {**row, "hidden_states": states})
     assert not np.asarray(first.hidden_states[0][0]).any()
     same(first.hidden_states, second.hidden_states)
-    same(first.hidden_states[1][1][1:], [row["hidden_states"][1][1] for row in rows[1:]])
+    same(first.hidden_states[1][1][1:], np.stack([row["hidden_states"][1][1] for row in rows[1:]]))
     actor = rollout_storage.append(empty(), {**rows[0], "hidden_states": (rows[0]["hidden_states"][0], None)})
     same(actor.hidden_states[0][0], rows[0]["hidden_states"][0])
     assert not np.asarray(actor.hidden_states[1][0][0]).any()
