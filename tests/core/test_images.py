@@ -74,10 +74,10 @@ def test_what_is_recorded_is_read(kind: str, way: str, many: bool, tmp_path: Pat
     frames = [PIXELS[kind], PIXELS[kind][::-1], 255 - PIXELS[kind]]
 
     def recorded(number: int, pixels: np.ndarray) -> Any:
-        path = tmp_path / f"{number}.png"
-        path.write_bytes(png(np.ascontiguousarray(pixels)))
+        path, pixels = tmp_path / f"{number}.png", np.ascontiguousarray(pixels)
+        path.write_bytes(png(pixels))
         return {
-            "PIL": Image.fromarray(np.ascontiguousarray(pixels)),
+            "PIL": Image.fromarray(pixels),
             "bytes": {"bytes": path.read_bytes(), "path": None},
             "bytes and path": {"bytes": path.read_bytes(), "path": "somewhere.png"},
             "path": {"bytes": None, "path": str(path)},
@@ -86,22 +86,18 @@ def test_what_is_recorded_is_read(kind: str, way: str, many: bool, tmp_path: Pat
             "array of int64": pixels.astype(np.int64),
         }[way]
 
-    images = [recorded(number, pixels) for number, pixels in enumerate(frames)]
+    rows = [row(recorded(number, pixels)) for number, pixels in enumerate(frames)]
     store = DatasetStore(image_roots=[tmp_path])
     if many:
-        columns = [row(image) for image in images]
-        store.extend({name: [one[name] for one in columns] for name in columns[0]})
+        store.extend({name: [one[name] for one in rows] for name in rows[0]})
     else:
-        for image in images:
-            store.append(row(image))
+        for one in rows:
+            store.append(one)
     found = images_of(store)
     assert found.dtype == np.int64
     assert found.tolist() == [pixels.reshape(-1).tolist() for pixels in frames]
-    source = BatchSource(store, 2, 2)
-    height, width = frames[0].shape[:2]
-    assert source.spec["obs_image"].image_shape == (height, width, len(MODES[kind]))
-    assert source.spec["obs_image"].shape == (frames[0].size,)
-    assert source.spec["obs_image"].stored_dtype == np.uint8
+    spec, shape = BatchSource(store, 2, 2).spec["obs_image"], (*frames[0].shape[:2], len(MODES[kind]))
+    assert (spec.image_shape, spec.shape, spec.stored_dtype) == (shape, (frames[0].size,), np.uint8)
     narrow = BatchSource(store, 3, 1, sampling="last", dtypes={"obs_image": "uint8"})[0]["obs_image"]
     assert narrow.dtype == np.uint8
     assert narrow[0].tolist() == found.tolist()
@@ -109,7 +105,7 @@ def test_what_is_recorded_is_read(kind: str, way: str, many: bool, tmp_path: Pat
     store.to_dataset().save_to_disk(str(tmp_path / "data"))
     again = DatasetStore(image_roots=[tmp_path]).from_dataset(datasets.load_from_disk(str(tmp_path / "data")))
     assert images_of(again).tolist() == found.tolist()
-    assert BatchSource(again, 2, 2).spec["obs_image"].image_shape == (height, width, len(MODES[kind]))
+    assert BatchSource(again, 2, 2).spec["obs_image"].image_shape == shape
 
 
 @pytest.mark.parametrize("kind", PIXELS)
@@ -191,8 +187,7 @@ def test_an_image_field_of_ones_own() -> None:
     fields = [Field("wrist", column="observation.images.wrist", dtype="uint8", image=True)]
     store = DatasetStore(fields=fields)
     one = {"action": 0, "reward": 0.0, "done": 0, "observation.images.wrist": Image.fromarray(COLOUR)}
-    store.append(one)
-    store.append(one)
+    store.extend([one, one])
     source = BatchSource(store, 2, 1)
     assert source.spec["wrist"].image_shape == (2, 4, 3)
     assert source[0]["wrist"].dtype == np.uint8

@@ -177,13 +177,12 @@ def test_gen_dgrl(name: str, kind: str, tmp_path: Path) -> None:
         steps = len(arrays["rewards"])
         for step in range(steps + 1):
             row = next(rows)
-            picture = np.moveaxis(arrays["observations"][step], 0, -1)
-            assert np.array_equal(np.array(row["observation"]), picture)
-            assert row["episode_step"] == step
-            assert row["metadata_level_seed"] == int(file.split("_")[3])
-            assert row["action"] == (arrays["actions"][step - 1, 0] if step else 0)
-            assert row["reward"] == (arrays["rewards"][step - 1, 0] if step else 0)
-            assert row["done"] == (0 if step < steps else 1 if arrays["dones"][-1] else 2)
+            assert np.array_equal(row.pop("observation"), np.moveaxis(arrays["observations"][step], 0, -1))
+            action, reward = ((arrays[name][step - 1, 0] if step else 0) for name in ("actions", "rewards"))
+            done = 0 if step < steps else 1 if arrays["dones"][-1] else 2
+            level = int(file.split("_")[3])
+            wanted = {"action": action, "reward": reward, "done": done, "episode_step": step}
+            assert row == wanted | {"metadata_level_seed": level}
     assert next(rows, None) is None
     assert stream.schema.field("action").type == pa.int64()
     batch = BatchSource(stream.to_store(), sequence_length=2, batch_size=2)[0]
