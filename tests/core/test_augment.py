@@ -86,18 +86,6 @@ def test_the_input_is_never_modified(config: AugmentTokensConfig, seed: int) -> 
             assert values is batch.get(name) or not any(np.shares_memory(values, v) for v in batch.values())
 
 
-def test_what_is_not_augmented_is_passed_on_and_fields_that_are_missing_passed_over() -> None:
-    batch: dict[str, Any] = {**make_batch(), "log_prob": np.zeros((3, 4)), "note": "anything"}
-    config = AugmentTokensConfig(scale_reward=UNIFORM)
-    augmented = apply(batch, draw(config, key(), (3, 4)))
-    assert augmented is not batch
-    assert set(augmented) == set(batch)
-    assert all(augmented[name] is batch[name] for name in batch if name != "reward")
-    batch = {"reward": np.ones((3, 4), np.float32)}
-    augmented = apply(batch, draw(full_config(), key(), (3, 4), image_shape=IMAGE))
-    assert set(augmented) == {"reward", "reward_mask"}
-
-
 IDENTITIES = [
     AugmentTokensConfig(),
     full_config(enabled=False),
@@ -188,7 +176,7 @@ def test_scalars_are_drawn_once_a_batch_and_for_the_reward_alone_unless_asked() 
     np.testing.assert_array_equal(augmented["reward"], augmented["xformed_reward"])
 
 
-def test_gaussian_and_uniform_scalars_have_their_distribution() -> None:
+def test_scalars_have_their_distribution_or_are_fixed() -> None:
     config = AugmentTokensConfig(
         scale_reward=AugmentScalarSpec(mean=3.0, std=2.0), shift_reward=AugmentScalarSpec(low=-1.0, high=3.0)
     )
@@ -204,6 +192,15 @@ def test_gaussian_and_uniform_scalars_have_their_distribution() -> None:
     counts = np.diff([(gaussian < edge).sum() for edge in edges])
     shares = np.array([0.02275013, 0.22724987, 0.25, 0.25, 0.22724987, 0.02275013])
     assert chi_square(counts, 4000 * shares) < chi_square_limit(5)
+    spec = AugmentScalarSpec(low=0.7, high=0.7)
+    assert spec.draw(KEY) == 0.7
+    assert spec.is_always(0.7)
+    assert not spec.is_always(1.0)
+    assert not AugmentScalarSpec(mean=1.0, low=0.5, high=2.0).is_always(1.0)
+    assert not AugmentScalarSpec(mean=1.0, std=0.1).is_always(1.0)
+    low, high = 1.0, math.nextafter(1.0, 2.0)
+    spec = AugmentScalarSpec(low=low, high=high)
+    assert {spec.draw(KEY.with_call(call)) for call in range(100)} == {low}
 
 
 @given(
@@ -220,7 +217,7 @@ def test_image_values_stay_in_range_and_are_rounded(scale: float, shift: float, 
     np.testing.assert_array_equal(augmented.ravel(), expected)
 
 
-def test_nan_stays_where_it_was() -> None:
+def test_nan_stays_where_it_was_and_what_is_not_augmented_is_passed_on() -> None:
     batch = make_batch(batch=20)
     batch["obs_image"] = batch["obs_image"].astype(np.float32)
     batch["obs_image"][0, 0, 0] = np.nan
@@ -229,6 +226,15 @@ def test_nan_stays_where_it_was() -> None:
     for name in ("reward", "obs_continuous", "obs_image"):
         assert np.isnan(batch[name]).any()
         np.testing.assert_array_equal(np.isnan(augmented[name]), np.isnan(batch[name]))
+    batch: dict[str, Any] = {**make_batch(), "log_prob": np.zeros((3, 4)), "note": "anything"}
+    config = AugmentTokensConfig(scale_reward=UNIFORM)
+    augmented = apply(batch, draw(config, key(), (3, 4)))
+    assert augmented is not batch
+    assert set(augmented) == set(batch)
+    assert all(augmented[name] is batch[name] for name in batch if name != "reward")
+    batch = {"reward": np.ones((3, 4), np.float32)}
+    augmented = apply(batch, draw(full_config(), key(), (3, 4), image_shape=IMAGE))
+    assert set(augmented) == {"reward", "reward_mask"}
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.15, 0.5, 0.97])
@@ -411,18 +417,6 @@ def test_configurations_are_values_and_may_lack_what_is_not_needed() -> None:
 )
 def test_options_that_cannot_be(kind: Any, options: dict[str, Any], message: str) -> None:
     assert_raises(ConfigError, rf"{kind.__name__}: .*{message}", kind, **options)
-
-
-def test_scalars_may_be_fixed_and_never_reach_their_upper_bound() -> None:
-    spec = AugmentScalarSpec(low=0.7, high=0.7)
-    assert spec.draw(KEY) == 0.7
-    assert spec.is_always(0.7)
-    assert not spec.is_always(1.0)
-    assert not AugmentScalarSpec(mean=1.0, low=0.5, high=2.0).is_always(1.0)
-    assert not AugmentScalarSpec(mean=1.0, std=0.1).is_always(1.0)
-    low, high = 1.0, math.nextafter(1.0, 2.0)
-    spec = AugmentScalarSpec(low=low, high=high)
-    assert {spec.draw(KEY.with_call(call)) for call in range(100)} == {low}
 
 
 STORE = make_store()

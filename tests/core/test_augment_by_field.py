@@ -92,13 +92,20 @@ def test_fields_of_one_permutation_stay_in_step_and_endpoints_become_what_they_a
     assert apply({"x": numbers}, draw(turned, KEY, (1, 4)))["x"].tolist() == [[20.0, 10.0, 0.0, -10.0]]
 
 
-def test_masks_hide_all_fields_of_a_step_or_none_and_differ_by_view() -> None:
+def test_masks_and_permutations_are_drawn_by_field_and_other_states_refused() -> None:
     one, other = (draw(CONFIG, KEY.with_call(call), (64, 32)) for call in range(2))
     assert np.array_equal(one.delivered_masks["torque"], one.delivered_masks["room"])
     assert not np.array_equal(one.delivered_masks["torque"], one.delivered_masks["left"])
     assert not np.array_equal(one.delivered_masks["torque"], other.delivered_masks["torque"])
     assert np.array_equal(one.permutations["room"], other.permutations["room"])
     assert abs(one.delivered_masks["torque"].mean() - 0.4) < 5 * math.sqrt(0.24 / 2048)
+    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, **WINDOWS[1]}
+    store = make_store()
+    with PrefetchBatchifier(store, **asked) as loader:
+        state = loader.state_dict()
+    other = AugmentTokensConfig(by_field=AUGMENT.by_field[:2], permute_done=True)
+    with PrefetchBatchifier(store, **asked | {"augment": other}) as loader, pytest.raises(StateError, match="augment"):
+        loader.load_state_dict(state)
 
 
 def test_what_one_draws_does_not_depend_on_what_else_is_asked_for() -> None:
@@ -261,16 +268,6 @@ def test_offsets_of_an_anchor_share_a_permutation_a_mask_and_a_crop() -> None:
             for y in range(4)
             for x in range(4)
         )
-
-
-def test_a_state_of_other_fields_is_refused() -> None:
-    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, **WINDOWS[1]}
-    store = make_store()
-    with PrefetchBatchifier(store, **asked) as loader:
-        state = loader.state_dict()
-    other = AugmentTokensConfig(by_field=AUGMENT.by_field[:2], permute_done=True)
-    with PrefetchBatchifier(store, **asked | {"augment": other}) as loader, pytest.raises(StateError, match="augment"):
-        loader.load_state_dict(state)
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [

@@ -195,7 +195,7 @@ def test_what_a_source_cannot_do(entry: ImageFields, says: str) -> None:
     assert_raises(ConfigError, says, BatchSource, make_store(), 3, 2, augment=AugmentTokensConfig(by_field=[entry]))
 
 
-def test_flat_images_of_unknown_size_are_refused() -> None:
+def test_flat_images_of_unknown_size_and_channels_that_come_first_are_refused() -> None:
     flat = {"wrist": np.zeros((5, 3, 7 * 8 * 3), np.uint8)}
     config = AugmentTokensConfig(by_field=[ImageFields("wrist", crop=RandomShift(1))])
     with pytest.raises(ConfigError, match=r"crop_wrist: expected the image_shape \(H, W, C\) of wrist, found None"):
@@ -203,6 +203,13 @@ def test_flat_images_of_unknown_size_are_refused() -> None:
     draws = draw(config, KEY, (5, 3), image_shape=SHAPES)
     with pytest.raises(SchemaError, match=r"wrist: expected 168 pixels"):
         apply({"wrist": flat["wrist"][..., 1:]}, draws, image_shape=SHAPES)
+    for config in (RandomShift(2), RandomCrop(3, 3)):
+        cropping = AugmentTokensConfig(crop_obs_image=config)
+        images = np.zeros((2, 3, 5, 6, 7), np.uint8)
+        draws = draw(cropping, key(0), (2, 3), image_shape=(5, 6, 7))
+        with pytest.raises(SchemaError, match=r"expected images \[B, S, H, W, C\] of 1 to 4 channels.*image_shape="):
+            apply({"obs_image": images}, draws)
+        assert apply({"obs_image": images}, draws, image_shape=(5, 6, 7))["obs_image"].shape[4] == 7
 
 
 PER = st.sampled_from(["sequence", "step"])
@@ -287,13 +294,3 @@ def test_every_place_is_as_likely(per: Any) -> None:
     assert chi_square(counts, 9000 / 81) < chi_square_limit(80)
     if per == "step":
         assert np.mean(crop.rows[:, 0, 40] == crop.rows[:, 1, 40]) < 0.2
-
-
-def test_images_whose_channels_come_first_are_refused() -> None:
-    for config in (RandomShift(2), RandomCrop(3, 3)):
-        cropping = AugmentTokensConfig(crop_obs_image=config)
-        images = np.zeros((2, 3, 5, 6, 7), np.uint8)
-        draws = draw(cropping, key(0), (2, 3), image_shape=(5, 6, 7))
-        with pytest.raises(SchemaError, match=r"expected images \[B, S, H, W, C\] of 1 to 4 channels.*image_shape="):
-            apply({"obs_image": images}, draws)
-        assert apply({"obs_image": images}, draws, image_shape=(5, 6, 7))["obs_image"].shape[4] == 7

@@ -187,7 +187,7 @@ def test_whatever_is_declared_comes_back(seed: int, tmp_path_factory: pytest.Tem
     assert (joined["reference"][~joined["mask"]] == -1).all()
 
 
-def test_places_of_examples_are_as_many_as_were_said() -> None:
+def test_places_of_examples_are_as_many_as_were_said_and_what_is_not_declared_is_refused(tmp_path: Path) -> None:
     declared = [RolloutColumn("own", "example", fill=-2)]
     examples = [
         RLExample([0] * n, [False] * n, [0.0] * n, [0.0] * n, columns={"own": n}, declared=declared) for n in (3, 1)
@@ -196,18 +196,6 @@ def test_places_of_examples_are_as_many_as_were_said() -> None:
     with pytest.raises(DataError, match="max_examples: expected at least 2 for these examples, found 1"):
         pack(examples, 4, max_examples=1)
     assert_raises(ConfigError, "max_examples", pack, examples, 4, max_examples=0)
-
-
-def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
-    found = [arrays["tokens"][where].tobytes()]
-    for column in COLUMNS:
-        values = arrays[column.name]
-        assert values.dtype == column.dtype
-        found.append(own[column.name].tobytes() if column.per == "example" else values[where].tobytes())
-    return tuple(found)
-
-
-def test_what_is_not_declared_or_differs_is_refused(tmp_path: Path) -> None:
     with RolloutBuffer(tmp_path) as buffer:
         for turn, columns in ((Turn("", "user", [1], columns={"x": [1]}), {}), (Turn("", "user", [1]), {"x": 1})):
             with pytest.raises(
@@ -221,6 +209,15 @@ def test_what_is_not_declared_or_differs_is_refused(tmp_path: Path) -> None:
         assert_raises(
             DataError, r"expected the columns of the first example, \[\], found \['x'\] at index 1", call, [plain, own]
         )
+
+
+def seen(arrays: Any, where: Any, own: Any) -> tuple[bytes, ...]:
+    found = [arrays["tokens"][where].tobytes()]
+    for column in COLUMNS:
+        values = arrays[column.name]
+        assert values.dtype == column.dtype
+        found.append(own[column.name].tobytes() if column.per == "example" else values[where].tobytes())
+    return tuple(found)
 
 
 def test_declarations_of_a_folder(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_rewards_that_differ_by_rounding_are_equal(rewards: tuple[float, float])
     assert not Grpo(eps=0)([0.3, 0.1 + 0.2, 0.3], [0] * 3).any()
 
 
-def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
+def test_versions_from_the_future_change_nothing_and_the_told_one_is_the_folders(tmp_path: Path) -> None:
     maker = GrpoBatchMaker()
     with RolloutBuffer(tmp_path, 4, batch_maker=maker, sync=False) as buffer:
         buffer.set_policy_version(9)
@@ -325,15 +325,15 @@ def test_versions_from_the_future_change_nothing(tmp_path: Path) -> None:
         assert len(buffer) == 2
         buffer.set_policy_version(10)
         assert buffer.add_rollouts([rollout(7, version=9), rollout(8, version=10)]) == 2
-
-
-def test_the_version_that_was_told_is_the_folders(tmp_path: Path) -> None:
-    with RolloutBuffer(tmp_path, 4, sync=False) as buffer:
+    with RolloutBuffer(tmp_path / "told", 4, sync=False) as buffer:
         buffer.add_rollouts(group(0, 4, version=3))
         buffer.set_policy_version(5)
-    with RolloutBuffer(tmp_path, 4, sync=False) as buffer, pytest.raises(DataError, match=r"up to '5', .*found '6'"):
+    with (
+        RolloutBuffer(tmp_path / "told", 4, sync=False) as buffer,
+        pytest.raises(DataError, match=r"up to '5', .*found '6'"),
+    ):
         buffer.add_rollout(rollout(9, version=6))
-    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
+    with RolloutBuffer(tmp_path / "told", 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
         assert_raises(DataError, "expected a version up to '5'", buffer.add_rollout, rollout(9, version=6))
         share = next(RolloutStream(buffer, 64, batch_size=4))
         assert (share.report["staleness_mean"], share.report["staleness_max"]) == (2.0, 2.0)

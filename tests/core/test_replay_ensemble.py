@@ -98,20 +98,6 @@ def test_draws_come_from_the_seed_of_the_ensemble_by_exact_shares() -> None:
     assert (batch["index"][:20] != batch["index"][20:]).any()
 
 
-def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
-    store = example_store()
-    fresh = ReplayBuffer(ArrayStorage(50))
-    assert_raises(ConfigError, "expected the same alignment in all buffers, found", ReplayBufferEnsemble, fresh, store)
-    arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
-    assert arrived.alignment == "arrived"
-    assert arrived.sample()["reward"].shape == (4,)
-    converted = ReplayBuffer(
-        store, SliceSampler(sequence_length=2, end_key="done"), transform=NextView(takes="arrived")
-    )
-    assert converted.alignment == "outgoing"
-    assert ReplayBufferEnsemble(fresh, converted).alignment == "outgoing"
-
-
 def test_transforms_of_members_then_its_own() -> None:
     def double(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "a": batch["a"] * 2}
@@ -233,7 +219,7 @@ def test_a_draw_that_fails_leaves_every_member_as_it_was() -> None:
     assert len(members) == 3
 
 
-def test_ensembles_of_ensembles_and_lists() -> None:
+def test_ensembles_of_ensembles_and_lists_of_one_alignment() -> None:
     inner = ReplayBufferEnsemble(member(0), member(1))
     outer = ReplayBufferEnsemble(inner, member(2), p=[2, 1], batch_size=6)
     batch = outer.sample()
@@ -246,6 +232,17 @@ def test_ensembles_of_ensembles_and_lists() -> None:
     assert [item[0] for item in batch["data"]] == ["0", "0", "1", "1"]
     total = ReplayBufferEnsemble(*lists, batch_size=4, collate_fn=lambda parts: {"n": len(parts)}).sample()
     assert total["n"] == 2
+    store = example_store()
+    fresh = ReplayBuffer(ArrayStorage(50))
+    assert_raises(ConfigError, "expected the same alignment in all buffers, found", ReplayBufferEnsemble, fresh, store)
+    arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
+    assert arrived.alignment == "arrived"
+    assert arrived.sample()["reward"].shape == (4,)
+    converted = ReplayBuffer(
+        store, SliceSampler(sequence_length=2, end_key="done"), transform=NextView(takes="arrived")
+    )
+    assert converted.alignment == "outgoing"
+    assert ReplayBufferEnsemble(fresh, converted).alignment == "outgoing"
 
 
 def test_epochs_end_with_that_of_a_member_and_of_a_loader() -> None:

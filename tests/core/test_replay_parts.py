@@ -197,7 +197,7 @@ def test_generations_are_saved_and_follow_a_store(tmp_path: Path) -> None:
     assert (recorded.generation_of(np.arange(6)) >= 0).all()
 
 
-def test_a_loader_hands_generations_on() -> None:
+def test_generations_are_handed_on_by_loaders_and_ensembles() -> None:
     buffer = prioritized(generations=True)
     with PrefetchBatchifier(buffer, prefetch=2, num_workers=1) as loader:
         batch = loader.next_batch()
@@ -207,6 +207,21 @@ def test_a_loader_hands_generations_on() -> None:
         buffer.update_priority({**old, "td_error": np.full(8, 77.0)})
         assert weights(buffer) == known
     assert batch["generation"].tolist() == [0] * 8
+    counted = prioritized(6, 6, generations=True)
+    mixed = ReplayBufferEnsemble(counted, prioritized(6, 6), batch_size=20)
+    batch = mixed.sample()
+    counted.extend(rows(6, 6))
+    before = weights(counted)
+    mixed.update_priority({**batch, "td_error": np.full(20, 9.0)})
+    assert weights(counted) == before
+    assert 9.0 in weights(mixed.buffers[1])
+    sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=2, end_key="done", pad=False)
+    buffer = filled(rows(7), 7, sampler, batch_size=300, generations=True)
+    buffer.update_priority(np.arange(7), np.array([0, 0, 8.0, 0, 0, 0, 0]))
+    assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
+    buffer.update_if_present([2, 3], buffer.generation_of([2, 3]), {"reward": np.ones(2)})
+    assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
+    assert isinstance(buffer.sampler, PrioritizedSampler)
 
 
 def test_other_parts_leave_the_rest_as_it_was_and_another_storage_begins_anew() -> None:
@@ -397,24 +412,6 @@ def test_a_batch_of_few_members_out_of_many() -> None:
     assert again.sample()["buffer_ids"].tolist() == mixed.sample()["buffer_ids"].tolist()
     with pytest.raises(StateError, match="num_buffer_sampled"):
         ReplayBufferEnsemble(*members, p=[4, 1, 1, 1, 0]).load_state_dict(mixed.state_dict())
-
-
-def test_priorities_and_generations_of_members() -> None:
-    counted = prioritized(6, 6, generations=True)
-    mixed = ReplayBufferEnsemble(counted, prioritized(6, 6), batch_size=20)
-    batch = mixed.sample()
-    counted.extend(rows(6, 6))
-    before = weights(counted)
-    mixed.update_priority({**batch, "td_error": np.full(20, 9.0)})
-    assert weights(counted) == before
-    assert 9.0 in weights(mixed.buffers[1])
-    sampler = PrioritizedSliceSampler(1.0, eps=0.0, sequence_length=2, end_key="done", pad=False)
-    buffer = filled(rows(7), 7, sampler, batch_size=300, generations=True)
-    buffer.update_priority(np.arange(7), np.array([0, 0, 8.0, 0, 0, 0, 0]))
-    assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
-    buffer.update_if_present([2, 3], buffer.generation_of([2, 3]), {"reward": np.ones(2)})
-    assert set(buffer.sample()["row"][:, 0].tolist()) == {2}
-    assert isinstance(buffer.sampler, PrioritizedSampler)
 
 
 @pytest.mark.parametrize("alignment", ["arrived", "outgoing"])

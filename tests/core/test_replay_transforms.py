@@ -342,7 +342,16 @@ def test_what_follows_an_episode_is_no_next_observation(takes: Any) -> None:
     assert "index" not in found["next"]
 
 
-def test_masked_steps_and_steps_behind_an_episode_are_no_transitions() -> None:
+def test_n_steps_of_arrived_rows_are_those_of_transitions_and_masked_steps_are_none() -> None:
+    arrived, ted = episode_rows(np.random.default_rng(1), 6, 1)
+    slice_of = lambda rows: map_tree(lambda values: values[None], rows)  # noqa: E731
+    direct = NStep(3, 0.9, takes="arrived")(slice_of(arrived))
+    composed = Compose(NextView(takes="arrived"), NStep(3, 0.9))(slice_of(arrived))
+    assert_equal(direct, composed)
+    wanted = NStep(3, 0.9)(slice_of(ted))
+    direct.pop("mask")
+    assert_equal(direct, wanted)
+    assert direct["next"]["done"].tolist() == [[0, 0, 0, 1, 1, 1]]
     batch = {"obs": np.arange(4.0)[None], "done": np.zeros((1, 4), int), "mask": np.array([[1, 1, 0, 0]], bool)}
     assert NextView()(batch)["mask"].tolist() == [[True, False, False, False]]
     assert NextView(takes="arrived")(batch)["mask"].tolist() == [[True, False, False]]
@@ -359,18 +368,6 @@ def test_masked_steps_and_steps_behind_an_episode_are_no_transitions() -> None:
     assert found["task"].shape == (2, 2)
     assert found["slice"].shape == (2,)
     assert_raises(SchemaError, "expected rows without 'next'", NextView(), found)
-
-
-def test_n_steps_of_arrived_rows_are_those_of_their_transitions() -> None:
-    arrived, ted = episode_rows(np.random.default_rng(1), 6, 1)
-    slice_of = lambda rows: map_tree(lambda values: values[None], rows)  # noqa: E731
-    direct = NStep(3, 0.9, takes="arrived")(slice_of(arrived))
-    composed = Compose(NextView(takes="arrived"), NStep(3, 0.9))(slice_of(arrived))
-    assert_equal(direct, composed)
-    wanted = NStep(3, 0.9)(slice_of(ted))
-    direct.pop("mask")
-    assert_equal(direct, wanted)
-    assert direct["next"]["done"].tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
 def goal_batch(random: np.random.Generator) -> dict[str, Any]:

@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-def test_gae() -> None:
+def test_returns_and_advantages_are_those_of_the_loops() -> None:
     for case in CASES:
         settings = ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5))
         for truncation, (discount, lam) in product((True, False), settings):
@@ -30,26 +30,14 @@ def test_gae() -> None:
             expected = oracle.gae(case, discount, lam, truncation=truncation)
             np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
             np.testing.assert_allclose(returns, expected + case.values, rtol=1e-12, atol=1e-12)
-
-
-def test_lambda_returns() -> None:
-    for case in CASES:
         for truncation, (discount, lam) in product((True, False), ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0))):
             found = lambda_returns(**case.arrays(truncation=truncation), discount=discount, lam=lam)
             expected = oracle.lambda_returns(case, discount, lam, truncation=truncation)
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_n_step_returns() -> None:
-    for case in CASES:
         for truncation, n in product((True, False), (1, 2, 5, 100)):
             found = n_step_returns(**case.arrays(truncation=truncation), discount=0.97, n=n)
             expected = oracle.n_step_returns(case, 0.97, n, truncation=truncation)
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_discounted_returns() -> None:
-    for case in CASES:
         arrays = case.arrays()
         del arrays["values"]
         expected = oracle.discounted_returns(case, 0.9)
@@ -58,10 +46,6 @@ def test_discounted_returns() -> None:
         np.testing.assert_allclose(
             discounted_returns(case.rewards, case.dones, discount=0.9), expected, rtol=1e-12, atol=1e-12
         )
-
-
-def test_vtrace() -> None:
-    for case in CASES:
         for lam, rho, c, pg in ((1.0, 1.0, 1.0, 1.0), (0.9, 2.0, 0.5, 1.5)):
             targets, advantages = vtrace(
                 **case.arrays(), ratios=case.ratios, discount=0.99, lam=lam, clip_rho=rho, clip_c=c, clip_pg_rho=pg

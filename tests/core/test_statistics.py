@@ -295,8 +295,7 @@ def test_moments_hold_at_any_scale_and_beside_outliers(offset: float, deviation:
     assert moments.deviation[2] == 0
 
 
-def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones() -> None:
-    """Of 320,000 rows every ten thousandth is far from all others, and these are the ones near which is added."""
+def test_moments_hold_where_odd_rows_are_looked_at_first_and_ranks_of_many_numbers() -> None:
     values = np.random.default_rng(0).normal(0, 1, (320_000, 1)).astype(np.float32)
     values[::10_000] = 1e5
     moments = Moments(1)
@@ -304,9 +303,6 @@ def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones()
     numbers = values.astype(np.float64)
     np.testing.assert_allclose(moments.mean, numbers.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(moments.deviation, numbers.std(axis=0), rtol=1e-9)
-
-
-def test_the_rank_error_of_many_numbers_is_small() -> None:
     sketch, numbers = Sketch(), np.arange(1 << 20, dtype=np.float64)
     sketch.add(numbers)
     shares = np.linspace(0, 1, 1001).tolist()

@@ -355,7 +355,16 @@ def test_what_cannot_be_is_said_when_the_source_is_made(options: dict[str, Any],
     assert_raises((ConfigError, MissingFieldError), says, BatchSource, example_store(), batch_size=4, **options)
 
 
-def test_masks_come_in_the_dtype_that_is_asked_for_and_offsets_take_no_memory() -> None:
+def test_fields_say_that_they_belong_to_transitions_and_masks_have_dtypes() -> None:
+    rows = {**rows_of([6]), "grip": np.arange(6.0), "pose": np.arange(6.0)}
+    store = DatasetStore(fields=[Field("grip", transition=True), Field("pose"), Field("reward", transition=False)])
+    store.extend(rows)
+    source = BatchSource(store, batch_size=3, windows={name: [0] for name in ("grip", "pose", "action", "reward")})
+    starts, batch = source.plan(0).starts, source[0]
+    np.testing.assert_array_equal(batch["pose"][:, 0], starts)
+    np.testing.assert_array_equal(batch["reward"][:, 0], starts)
+    np.testing.assert_array_equal(batch["grip"][:, 0], np.minimum(starts + 1, 5))
+    np.testing.assert_array_equal(batch["action"][:, 0, 0], 10 * np.minimum(starts + 1, 5))
     source = BatchSource(example_store(), batch_size=4, windows={"action": range(8)}, dtypes={"action_mask": "float32"})
     assert source[0]["action_mask"].dtype == np.float32 == source.spec["action_mask"].dtype
     assert set(np.unique(source[0]["action_mask"])) == {0.0, 1.0}
@@ -367,18 +376,6 @@ def test_masks_come_in_the_dtype_that_is_asked_for_and_offsets_take_no_memory() 
         assert tracemalloc.get_traced_memory()[1] < 1 << 27
     finally:
         tracemalloc.stop()
-
-
-def test_a_field_says_itself_that_it_belongs_to_a_transition() -> None:
-    rows = {**rows_of([6]), "grip": np.arange(6.0), "pose": np.arange(6.0)}
-    store = DatasetStore(fields=[Field("grip", transition=True), Field("pose"), Field("reward", transition=False)])
-    store.extend(rows)
-    source = BatchSource(store, batch_size=3, windows={name: [0] for name in ("grip", "pose", "action", "reward")})
-    starts, batch = source.plan(0).starts, source[0]
-    np.testing.assert_array_equal(batch["pose"][:, 0], starts)
-    np.testing.assert_array_equal(batch["reward"][:, 0], starts)
-    np.testing.assert_array_equal(batch["grip"][:, 0], np.minimum(starts + 1, 5))
-    np.testing.assert_array_equal(batch["action"][:, 0, 0], 10 * np.minimum(starts + 1, 5))
 
 
 class TestAround(SourceConformance):
