@@ -191,13 +191,10 @@ class ScaleFields:
         for option in ("scale", "shift"):
             check_kind(f"{where}: {option}", getattr(self, option), AugmentScalarSpec, optional=True)
         if (self.endpoints is None) == (self.scale is None and self.shift is None):
-            raise ConfigError(f"{where}: expected scale, shift or both, or endpoints, found {self._said}")
+            found = "neither" if self.endpoints is None else "endpoints beside them"
+            raise ConfigError(f"{where}: expected scale, shift or both, or endpoints, found {found}")
         if self.endpoints is not None:
             object.__setattr__(self, "endpoints", _endpoints(where, self.endpoints))
-
-    @property
-    def _said(self) -> str:
-        return "neither" if self.endpoints is None else "endpoints beside them"
 
     @property
     def line(self) -> tuple[float, float] | None:

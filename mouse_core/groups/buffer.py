@@ -528,11 +528,8 @@ class RolloutBuffer(BatchFiles):
 
     def _ahead(self) -> int:
         with self._lock:
-            return self._num_coming() + int(getattr(self.batch_maker, "available", 0))
-
-    def _num_coming(self) -> int:
-        """Return how many rollouts the batch maker has not received yet."""
-        return self._waiting.count + self._making.num_later
+            coming = self._waiting.count + self._making.num_later  # which the batch maker has not received yet
+            return coming + int(getattr(self.batch_maker, "available", 0))
 
     def __len__(self) -> int:
         """Return the number of rollouts, sealed or not."""

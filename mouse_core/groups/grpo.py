@@ -144,10 +144,6 @@ def _slice_of_group(group: StoredGroup) -> GroupSlice:
     return _slice(group.part, group.group_uid, group=group)
 
 
-def _slice_of_rollout(rollout: RolloutRecord) -> GroupSlice:
-    return _slice(part_of([rollout]), rollout.group_uid, record=rollout)
-
-
 @dataclass(slots=True, eq=False)
 class ScoredGroup:
     """Rollouts of one policy version that are scored relative to each other.
@@ -492,7 +488,7 @@ class GrpoBatchMaker:
         try:
             self.check_rollout(rollout)
             refuse_undeclared(rollout)
-            piece = _slice_of_rollout(rollout)
+            piece = _slice(part_of([rollout]), rollout.group_uid, record=rollout)
         except DataError:
             self._received += 1
             self._left["refused"] += 1

@@ -216,15 +216,6 @@ def open_index(root: Path) -> tuple[Index, Log]:
     return index, log
 
 
-def read_index(root: Path) -> Index:
-    """Read the current index of a folder without changes; another process may be writing.
-
-    Raises:
-        DataError, StorageError: See ``open_index``.
-    """
-    return _compare(root, read_log(index_path(root)), clean=False)[0]
-
-
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
 ) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
@@ -702,4 +693,6 @@ def open_rollouts(
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    return StoredRollouts(root, read_index(root).parts, environment, policy_version, example_id)
+    # The folder is not changed; another process may be writing.
+    index, *_ = _compare(root, read_log(index_path(root)), clean=False)
+    return StoredRollouts(root, index.parts, environment, policy_version, example_id)
