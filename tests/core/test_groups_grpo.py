@@ -479,12 +479,7 @@ def test_a_restart_reads_only_what_is_drawn(tmp_path: Path, monkeypatch: pytest.
 
 
 class Queue:
-    """A batch maker of no more than the protocol: first come, first used.
-
-    Args:
-        says: Where it says which rollouts a batch has used: in "examples", in "metadata", in "both" by half, or
-            "nowhere".
-    """
+    """A batch maker of no more than the protocol; ``says`` is where it names its rollouts, "both" by half."""
 
     def __init__(self, says: str) -> None:
         self.says = says
