@@ -70,8 +70,8 @@ def _missing(why: Exception) -> Command:
 # ---------------------------------------------------------------------- arguments of several commands
 
 
-def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
-    """Add the arguments that select the data of a command, and the reading options."""
+def add_source(parser: argparse.ArgumentParser, *, hub: bool = False, alignment: bool = True) -> None:
+    """Add the arguments that select the data of a command, the reading options, and the alignment of rows."""
     more = ", or namespace/name of a dataset on the Hub" if hub else ""
     ids = "a dataset of a library by its id: minari:NAME, lerobot:NAME or hf:NAME"
     add = parser.add_argument
@@ -104,21 +104,18 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
         default=[],
         help="a further folder from which rows may read images by path; may be given several times",
     )
+    if alignment:
+        add(
+            "--alignment",
+            choices=("arrived", "outgoing"),
+            help="if the source does not state its alignment: whether the action, reward and done of a row precede the "
+            "row's observation (arrived) or follow it (outgoing); by default arrived is assumed, and not stored",
+        )
 
 
 def names(text: str) -> list[str]:
     """Parse names separated by commas, for argparse."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def add_alignment(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that states the alignment of rows."""
-    parser.add_argument(
-        "--alignment",
-        choices=("arrived", "outgoing"),
-        help="if the source does not state its alignment: whether the action, reward and done of a row precede the "
-        "row's observation (arrived) or follow it (outgoing); by default arrived is assumed, and not stored",
-    )
 
 
 def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +165,6 @@ def add_shard_size(parser: argparse.ArgumentParser) -> None:
 def declare_inspect(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse inspect``."""
     add_source(parser)
-    add_alignment(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print all figures as JSON")
     add("--strict", action="store_true", help="status 1 if there are errors or warnings")
@@ -242,7 +238,6 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     add_source(parser, hub=True)
     add = parser.add_argument
     add("more", metavar="SOURCE", nargs="*", help="more sources, to compare with the first")
-    add_alignment(parser)
     add("--no-browser", action="store_true", help="print the address without opening a browser")
     add("--port", type=int, default=0, metavar="N", help="the port of the server (any free port)")
     add("--at", default="", metavar="PLACE", help="the place to show first: the part after # in the page's address")
@@ -321,7 +316,6 @@ def _name(source: str) -> str:
 def declare_convert(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse convert``."""
     add_source(parser)
-    add_alignment(parser)
     add = parser.add_argument
     add("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     text = (
@@ -414,7 +408,6 @@ def _written(stream: RowStream, chosen: argparse.Namespace) -> Conversion:
 def declare_push(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse push``."""
     add_source(parser)
-    add_alignment(parser)
     add = parser.add_argument
     add("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; created if missing")
     add("--as-split", metavar="NAME", help="the name of the split of a source without splits (train)")
@@ -526,7 +519,7 @@ def run_upload(chosen: argparse.Namespace) -> int:
 
 def declare_verify(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``mouse verify``."""
-    add_source(parser)
+    add_source(parser, alignment=False)
     parser.add_argument(
         "--digest", metavar="HEX", help="the expected digest of the rows, as mouse convert or verify printed it"
     )

@@ -460,7 +460,7 @@ class FolderClient:
     """
 
     def __init__(self, url: str, options: StorageOptions) -> None:
-        self.url, self._query = public_url(url), _query_of(url)
+        self.url, self._query = public_url(url), "".join(url.partition("?")[1:])
         self._options = options
         self._asking = Asking(self.url)
         self._lock = ProcessLock()
@@ -765,11 +765,6 @@ async def _named(path: str, request: Callable[[], Awaitable[Any]]) -> Any:
 
 def _again(kind: type[FolderClient], url: str, query: StorageOptions, options: StorageOptions) -> FolderClient:
     return kind(url + str(query.get("query", "")), options)
-
-
-def _query_of(url: str) -> str:
-    _, mark, query = url.partition("?")
-    return mark + query
 
 
 def _version(found: Any) -> str:
