@@ -10,16 +10,18 @@ number of rows; the arguments ``length``, ``num_rows`` and ``capacity`` keep the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mouse_core import ConfigError, groups
-from mouse_core.groups import RLExample, RolloutColumn
+from mouse_core.groups import RolloutColumn
 from mouse_core.groups.examples import Arrays
-from mouse_jax.placement import find_target, on_device
+from mouse_jax.placement import find_target
 from mouse_jax.trees import narrowed
 
 
@@ -63,17 +65,35 @@ def _layout(sharding: Sharding, common: int) -> Sharding:
     return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
-def _of_examples(arrays: Arrays, target: Any, examples: Sequence[RLExample]) -> dict[str, jax.Array]:
-    return _placed(arrays, target, examples[0].declared)
+def _on_device(function: Callable[..., Arrays]) -> Callable[..., dict[str, jax.Array]]:
+    """Return a function of ``mouse_core.groups`` with the additional arguments ``device`` and ``sharding``; see
+    ``find_target``.
+    """
+
+    @wraps(function)
+    def placed(
+        examples: Any,
+        *args: Any,
+        device: jax.Device | str | None = None,
+        sharding: Sharding | None = None,
+        **options: Any,
+    ) -> dict[str, jax.Array]:
+        target = find_target(device, sharding)
+        return _placed(function(examples, *args, **options), target, examples[0].declared)
+
+    signature, added = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
+    own = [*signature.parameters.values(), added["device"], added["sharding"]]
+    placed.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return placed
 
 
-pad = on_device(groups.pad, _of_examples)
+pad = _on_device(groups.pad)
 """Pad examples to rows of equal length, one example per row; see ``mouse_core.groups.pad``."""
 
-pack = on_device(groups.pack, _of_examples)
+pack = _on_device(groups.pack)
 """Pack several examples into each row, one after another; see ``mouse_core.groups.pack``."""
 
-concatenate = on_device(groups.concatenate, _of_examples)
+concatenate = _on_device(groups.concatenate)
 """Concatenate all examples without padding; see ``mouse_core.groups.concatenate``."""
 
 

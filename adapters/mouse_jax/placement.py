@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import jax
@@ -135,33 +133,6 @@ def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> j
     if device is not None:
         raise ConfigError(f"device: when sharding is given, expected None, found {device!r}")
     return sharding
-
-
-def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the core with the additional arguments ``device`` and ``sharding``; see ``find_target``.
-
-    Args:
-        function: The function of the core. The first argument of the function is the examples; the function returns
-            NumPy arrays.
-        place: A function that is called with the arrays, the device or sharding, and the examples, and that returns the
-            result.
-    """
-
-    @wraps(function)
-    def placed(
-        examples: Any,
-        *args: Any,
-        device: jax.Device | str | None = None,
-        sharding: Sharding | None = None,
-        **options: Any,
-    ) -> Any:
-        target = find_target(device, sharding)
-        return place(function(examples, *args, **options), target, examples)
-
-    signature, added = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
-    own = [*signature.parameters.values(), added["device"], added["sharding"]]
-    placed.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    return placed
 
 
 def check_layout(target: object, source: BatchSource) -> None:

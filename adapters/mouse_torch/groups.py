@@ -8,16 +8,18 @@ in a TensorDict. The functions take the same arguments and an additional argumen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from mouse_core import groups
-from mouse_core.groups import RLExample, RolloutColumn
+from mouse_core.groups import RolloutColumn
 from mouse_core.groups.examples import Arrays
-from mouse_torch.placement import check_device, on_device
+from mouse_torch.placement import check_device
 
 
 def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, RolloutColumn]) -> TensorDict:
@@ -29,23 +31,32 @@ def _tensors(arrays: Arrays, device: torch.device, declared: Mapping[str, Rollou
     return TensorDict(tensors, batch_size=size, device=device)
 
 
-def _of_examples(arrays: Arrays, device: torch.device, examples: Sequence[RLExample]) -> TensorDict:
-    return _tensors(arrays, device, examples[0].declared)
+def _on_device(function: Callable[..., Arrays]) -> Callable[..., TensorDict]:
+    """Return a function of ``mouse_core.groups`` with an additional argument ``device``, by default the CPU."""
+
+    @wraps(function)
+    def placed(examples: Any, *args: Any, device: str | torch.device | None = None, **options: Any) -> TensorDict:
+        target = check_device(device)
+        return _tensors(function(examples, *args, **options), target, examples[0].declared)
+
+    signature, option = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
+    placed.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option["device"]])  # type: ignore[attr-defined]
+    return placed
 
 
-pad = on_device(groups.pad, _of_examples)
+pad = _on_device(groups.pad)
 """Pad examples to rows of equal length, one example per row; see ``mouse_core.groups.pad``.
 
 The batch size is ``[B, L]``, or ``[B]`` if a column has a value per example.
 """
 
-pack = on_device(groups.pack, _of_examples)
+pack = _on_device(groups.pack)
 """Pack several examples into each row, one after another; see ``mouse_core.groups.pack``.
 
 The batch size is ``[R, L]``, or ``[R]`` if a column has a value per example.
 """
 
-concatenate = on_device(groups.concatenate, _of_examples)
+concatenate = _on_device(groups.concatenate)
 """Concatenate all examples without padding; see ``mouse_core.groups.concatenate``.
 
 The batch size is ``[]``, because ``cu_seqlens`` and the tokens have no axis in common. ``mouse_torch.as_nested``

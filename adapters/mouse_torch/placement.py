@@ -1,14 +1,8 @@
-"""Placement of batches on torch devices: checks of the arguments ``device`` and ``pin_memory``, and functions of the
-core with an added argument ``device``.
-"""
+"""Placement of batches on torch devices: checks of the arguments ``device`` and ``pin_memory``."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
 
 import torch
 
@@ -42,22 +36,3 @@ def check_pin(pin_memory: bool | None) -> bool:
             stacklevel=2,
         )
     return there and pin_memory is not False
-
-
-def on_device(function: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the core with an additional argument ``device``, by default the CPU.
-
-    Args:
-        function: The function of the core. The first argument of the function is the examples; the function returns
-            NumPy arrays.
-        place: A function that is called with the arrays, the device and the examples, and that returns the result.
-    """
-
-    @wraps(function)
-    def placed(examples: Any, *args: Any, device: str | torch.device | None = None, **options: Any) -> Any:
-        target = check_device(device)
-        return place(function(examples, *args, **options), target, examples)
-
-    signature, option = inspect.signature(function), inspect.signature(placed, follow_wrapped=False).parameters
-    placed.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option["device"]])  # type: ignore[attr-defined]
-    return placed

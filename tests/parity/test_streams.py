@@ -392,6 +392,7 @@ def test_what_is_moved_in_stored_dtypes_has_the_same_bits() -> None:
         )
 
 
+@pytest.mark.parametrize("x64", [False, True])
 def test_applying_and_undoing_in_each_framework(x64: bool) -> None:
     values = np.random.default_rng(0).normal([0, 1e5, -3], [1, 2, 1e-3], (64, 3)).astype(np.float32)
     plain = DatasetStore()
@@ -400,18 +401,19 @@ def test_applying_and_undoing_in_each_framework(x64: bool) -> None:
     scaling = BatchSource(plain, 8, 4, normalize={"obs_continuous": "mean_std"}).normalizer["obs_continuous"]
     expected = scaling.apply(values)
     tolerance = 4e-7 * (np.abs(scaling.centre) + np.abs(values - scaling.centre))
-    jitted = jax.jit(scaling.undo)
-    for given, to_numpy, undo in (
-        (torch.from_numpy(values), lambda found: found.numpy(), scaling.undo),
-        (jnp.asarray(values), np.asarray, scaling.undo),
-        (jnp.asarray(values), np.asarray, jitted),
-    ):
-        applied: Any = scaling.apply(given)
-        assert type(applied) is type(given)
-        assert to_numpy(applied).tobytes() == expected.tobytes()
-        back = undo(applied)
-        assert type(back) is type(given)
-        assert (np.abs(to_numpy(back).astype(np.float64) - values) <= tolerance).all()
+    with jax.enable_x64(x64):
+        jitted = jax.jit(scaling.undo)
+        for given, to_numpy, undo in (
+            (torch.from_numpy(values), lambda found: found.numpy(), scaling.undo),
+            (jnp.asarray(values), np.asarray, scaling.undo),
+            (jnp.asarray(values), np.asarray, jitted),
+        ):
+            applied: Any = scaling.apply(given)
+            assert type(applied) is type(given)
+            assert to_numpy(applied).tobytes() == expected.tobytes()
+            back = undo(applied)
+            assert type(back) is type(given)
+            assert (np.abs(to_numpy(back).astype(np.float64) - values) <= tolerance).all()
     half = torch.from_numpy(expected).to(torch.bfloat16)
     assert scaling.undo(half).dtype == torch.float32
     gradient = torch.zeros(3, requires_grad=True)

@@ -20,7 +20,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensor
 import mouse_core.replay as core
 from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.nested import flatten, map_tree
+from mouse_core.nested import map_tree
 from mouse_core.replay.source import BufferSource
 from mouse_core.rollouts import RolloutField
 from mouse_core.spec import Alignment
@@ -35,8 +35,10 @@ from mouse_torch import (
 )
 from mouse_torch.prefetch import whole_maker
 from mouse_torch.transfer import hand_over, to_numpy
+from tests.comparing import same
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+assert_batch = partial(same, strict=True)
 
 
 def rows(n: int, seed: int = 0) -> dict[str, Any]:
@@ -62,16 +64,11 @@ def as_td(tree: Any, size: list[int]) -> TensorDict:
     return TensorDict(tensors(tree), batch_size=size)
 
 
-def assert_batch(found: TensorDict, wanted: dict[str, Any]) -> None:
-    one, other = flatten(found.to_dict()), flatten(wanted)
-    assert one.keys() == other.keys()
-    for key, values in other.items():
-        np.testing.assert_array_equal(one[key].cpu().numpy(), values, err_msg=str(key), strict=True)
-
-
-def storage_of(kind: str, size: int = 64, **options: Any) -> Any:
-    if kind == "array":
-        return core.ArrayStorage(size, **options)
+def storage_of(kind: str, size: int = 64, *, folder: Path = Path(), **options: Any) -> Any:
+    if kind == "memmap":
+        return core.MemmapStorage(size, folder / "m", **options)
+    if kind in ("array", "list"):
+        return (core.ArrayStorage if kind == "array" else core.ListStorage)(size, **options)
     return TensorStorage(size, device="cuda" if kind == "cuda" else "cpu", **options)
 
 
@@ -89,18 +86,11 @@ def test_batches_have_their_size_and_their_device(kind: str) -> None:
         assert batch.device == (torch.device("cuda", 0) if device else None)
 
 
-def np_tree(found: TensorDict) -> dict[str, Any]:
-    def convert(node: Any) -> Any:
-        return {k: convert(v) for k, v in node.items()} if isinstance(node, dict) else node.cpu().numpy()
-
-    return convert(found.to_dict())
-
-
 def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
     buffer = ReplayBuffer(TensorStorage(8), core.PrioritizedSampler(), batch_size=4)
     buffer.extend(as_td(rows(11), [11]))
     for other in (copy.deepcopy(buffer), ForkingPickler.loads(ForkingPickler.dumps(buffer))):
-        assert_batch(other[:], np_tree(buffer[:]))
+        assert_batch(other[:], buffer[:])
         other.extend(as_td(rows(3, 5), [3]))
         assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
         assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
@@ -155,8 +145,7 @@ def test_an_axis_that_is_called_time_is_time(
     done = torch.zeros(*size, 1, dtype=torch.bool)
     fields = {"step": step, "env": env, "next": {"done": done, "obs": torch.randn(*size, 4)}, "td_error": step + 1.0}
     written = TensorDict(fields, batch_size=size, names=names)
-    kept = core.MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
-    storage = kept or storage_of("array" if kind == "core" else kind, 120, ndim=2)
+    storage = storage_of("array" if kind == "core" else kind, 120, folder=tmp_path, ndim=2)
     made = core.ReplayBuffer if kind == "core" else partial(ReplayBuffer, device="cuda" if kind == "cuda" else None)
     buffer = made(storage, core.PrioritizedSliceSampler(sequence_length=4), batch_size=30)
     index = buffer.extend(written)
@@ -254,7 +243,7 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
         found, wanted = hand_over(make(index)), other.sample()
         source.delivered(index)
         assert found["name"][2] == wanted["name"][2]
-        assert_batch(found.exclude("name"), np_tree(wanted.exclude("name")))
+        assert_batch(found.exclude("name"), wanted.exclude("name"))
         assert len({tensor.untyped_storage().data_ptr() for tensor in found.exclude("name").values(True, True)}) == 1
 
 
@@ -385,12 +374,6 @@ def test_sequences_are_those_of_torchrl() -> None:
 STORAGES = ["list", "array", "memmap", "tensor"]
 
 
-def made(kind: str, folder: Path) -> Any:
-    if kind == "memmap":
-        return core.MemmapStorage(20, folder / "m")
-    return {"list": core.ListStorage, "array": core.ArrayStorage, "tensor": TensorStorage}[kind](20)
-
-
 def ragged(n: int) -> TensorDict:
     return TensorDict(
         text=NonTensorStack(*["t" * number for number in range(n)]),
@@ -411,7 +394,7 @@ def check(batch: TensorDict) -> None:
 
 @pytest.mark.parametrize("kind", STORAGES)
 def test_rows_of_differing_length_come_back_as_tensors_and_text(kind: str, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(made(kind, tmp_path), batch_size=6)
+    buffer = ReplayBuffer(storage_of(kind, 20, folder=tmp_path), batch_size=6)
     buffer.extend(ragged(5))
     buffer.append(ragged(9)[7])
     for _ in range(5):
@@ -425,7 +408,7 @@ def test_rows_of_differing_length_come_back_as_tensors_and_text(kind: str, tmp_p
         wanted = loader.next_batch()
         loader.load_state_dict(state)
         assert loader.next_batch()["text"] == wanted["text"]
-    other = ReplayBuffer(TensorStorage(20) if kind == "array" else made(kind, tmp_path), batch_size=6)
+    other = ReplayBuffer(TensorStorage(20) if kind == "array" else storage_of(kind, 20, folder=tmp_path), batch_size=6)
     other.load_state_dict(buffer.state_dict())
     again, wanted = other.sample(), buffer.sample()
     check(again)
@@ -435,7 +418,7 @@ def test_rows_of_differing_length_come_back_as_tensors_and_text(kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", STORAGES)
 def test_slices_steps_ahead_and_padding(kind: str, tmp_path: Path) -> None:
-    storage = made(kind, tmp_path)
+    storage = storage_of(kind, 20, folder=tmp_path)
     pad = core.Pad("x", length=12)
     slices = ReplayBuffer(storage, core.SliceSampler(sequence_length=3), transform=pad, batch_size=2)
     slices.extend(ragged(12))
@@ -459,7 +442,7 @@ NARROW = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 def test_narrow_floats_come_back_bit_by_bit(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")
     given = torch.linspace(-2, 2, 24).reshape(8, 3).to(dtype)
-    buffer = ReplayBuffer(made(kind, tmp_path), batch_size=6)
+    buffer = ReplayBuffer(storage_of(kind, 20, folder=tmp_path), batch_size=6)
     buffer.extend(TensorDict(x=given, n=torch.arange(8), batch_size=[8]))
     batch = buffer.sample()
     assert batch["x"].dtype == dtype
@@ -504,7 +487,7 @@ def test_narrow_floats_in_the_core_stores_loaders_and_rollouts(dtype: torch.dtyp
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "tensor"])
 def test_rows_of_a_list_are_not_promoted_to_a_common_dtype(kind: str, tmp_path: Path) -> None:
-    buffer = ReplayBuffer(made(kind, tmp_path))
+    buffer = ReplayBuffer(storage_of(kind, 20, folder=tmp_path))
     buffer.append({"text": "a", "n": torch.tensor(1)})
     for one, other in (
         ({"text": "a", "n": 1}, {"text": 3, "n": 1}),
@@ -563,11 +546,6 @@ BUFFERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _same(one: TensorDict, other: TensorDict) -> bool:
-    assert set(one.keys(True)) == set(other.keys(True))
-    return bool((one == other).all())
-
-
 @pytest.mark.parametrize("name", BUFFERS)
 def test_a_loader_goes_on_with_what_was_drawn_ahead(name: str) -> None:
     buffer, other = BUFFERS[name](), BUFFERS[name]()
@@ -578,7 +556,8 @@ def test_a_loader_goes_on_with_what_was_drawn_ahead(name: str) -> None:
     other.load_state_dict(state["buffer"])
     with PrefetchBatchifier(other, num_workers=0, prefetch=2) as loader:
         loader.load_state_dict(state["loader"])
-        assert all(_same(loader.next_batch(), batch) for batch in wanted)
+        for batch in wanted:
+            same(loader.next_batch(), batch)
 
 
 def test_states_of_loaders_and_rollouts_are_plain() -> None:
@@ -589,7 +568,7 @@ def test_states_of_loaders_and_rollouts_are_plain() -> None:
         state = _saved(loader.state_dict())
         wanted = loader.next_batch()
         loader.load_state_dict(state)
-        assert _same(loader.next_batch(), wanted)
+        same(loader.next_batch(), wanted)
     rollout = RolloutStorage(num_envs=2, num_transitions_per_env=1, fields={})
     rollout.load_state_dict(_saved(rollout.state_dict()))
     # Torch has no dtype for some arrays.
