@@ -1,19 +1,23 @@
 """Simulated worlds in which files, disks, clocks, networks and processes fail; a seed replays a world.
 
 A world is a folder with one durable thing: a log, a store, a store that clients share over a network, mapped rows, a
-buffer of rollouts, or a cache of remote objects. One process makes random calls, and a second process reads the folder
-meanwhile. A plan says which system calls of the first process go wrong:
+buffer of rollouts, or a cache of remote objects. One process makes random calls. A second process reads the folder
+meanwhile, and tries to write where only one process may, which must be refused. A plan says which system calls of the
+first process go wrong:
 
     kill, half    the process is killed at the call, or after half of the bytes of a write
+    stop          the process is killed some lines of Python later, such as between two writes to mapped memory
     power         the power is cut: of the bytes and names that were not synced, some are lost, torn or out of order
     full          the disk is full for some calls
     error         the call fails with EIO
     short         a write writes half of its bytes, as after a signal
 
-The clock jumps, and messages to a shared store are lost, doubled and delayed. After each of its three lives, another
-process compares the folder with the promises of docs/guides/store-on-disk.md, and the next life goes on from there.
+The clock jumps, and messages to a shared store are lost, doubled and delayed. When the first process ends, the second
+compares the folder with the promises of docs/guides/store-on-disk.md, and the next life of the first goes on from
+there, until the world has had a fault and 200 operations. An operation is a system call that changes files, so that a
+fault can strike there, or a call of the process that needs none, since it writes to mapped memory or reads.
 
-    python -m tests.simulate --seed 7                  one world; a broken promise is reduced to few steps and traced
+    python -m tests.simulate --seed 7                  one world; a broken promise is shortened and traced
     python -m tests.simulate --worlds 20000 --jobs 2   many worlds; prints the seeds that break a promise
 """
 
@@ -25,6 +29,7 @@ import gc
 import itertools
 import json
 import math
+import mmap
 import os
 import random
 import shutil
@@ -41,11 +46,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mouse_core import DatasetStore, StateError, StorageError
+from mouse_core import ConfigError, DatasetStore, StateError, StorageError
 from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import encoded
 from mouse_core.files import locking
@@ -60,12 +67,17 @@ from tests.core.mirror_cases import Objects, read
 from tests.core.power_cut import Disk, write_tree
 
 WRITES = ("write", "pwrite")
-GROWS = (*WRITES, "open", "mkdir", "ftruncate", "posix_fallocate", "link")
-CALLS = (*GROWS, "fsync", "fdatasync", "replace", "rename", "unlink", "rmdir")
-FAULTS = ("kill", "half", "power", "full", "error", "short")
+GROWS = ("write", "open", "mkdir", "posix_fallocate", "link")
+CALLS = (*GROWS, "pwrite", "ftruncate", "fsync", "fdatasync", "replace", "rename", "unlink", "rmdir")
+FAULTS = ("kill", "half", "stop", "power", "power", "full", "error", "short")
+"""A power cut is twice as likely, since it is where most mistakes show."""
 KILLED, CUT = 9, 10
 """How a life ends that a fault ended."""
-LIVES, STEPS, SECONDS = 3, 70, 60
+OPERATIONS = 200
+"""Operations of a world at least."""
+LIFE = 200
+"""Operations of a life without a deadly fault."""
+SECONDS = 60
 BLOCK = 20
 """Worlds that a process runs before it reports."""
 FULL_FOR = 12
@@ -78,14 +90,12 @@ class Plan:
 
     Args:
         seed: Of the random choices of the process.
-        steps: How many calls it makes.
-        faults: The fault at each system call, counted from 1.
-        looks: The system calls after which the second process reads.
+        faults: Faults, each with the number of operations after which it strikes the next call that it can.
+        looks: The numbers of operations after which the second process reads.
     """
 
     seed: int
-    steps: int
-    faults: dict[int, str]
+    faults: list[tuple[int, str]]
     looks: frozenset[int]
 
 
@@ -95,16 +105,23 @@ class System:
     Args:
         plan: The faults.
         root: The folder whose files a power cut hits.
+        total: Shared between processes: how many operations there were in all lives, and how many faults.
         look: Lets the other process look; None: looks are only noted in ``is_due``.
         trace: Takes a line for each call; None: nobody asks.
     """
 
     def __init__(
-        self, plan: Plan, root: Path, look: Callable[[], None] | None, trace: Callable[[str], None] | None
+        self,
+        plan: Plan,
+        root: Path,
+        total: NDArray[np.int64],
+        look: Callable[[], None] | None,
+        trace: Callable[[str], None] | None,
     ) -> None:
-        self.plan, self.root, self.trace = plan, root, trace
+        self.plan, self.root, self.total, self.trace = plan, root, total, trace
         self.look, self.is_due = look, False
-        self.disk = Disk(root) if "power" in plan.faults.values() else None
+        self.faults = sorted(plan.faults, reverse=True)
+        self.disk = Disk(root) if any(fault == "power" for _, fault in plan.faults) else None
         self.count = self.full_until = 0
         self._rng, self._time, self._jump = random.Random(plan.seed), time.time, 0.0
         self._thread = threading.get_ident()
@@ -115,16 +132,51 @@ class System:
             setattr(os, name, partial(self._call, name, getattr(os, name)))
         time.time = self._clock
 
+    def counts(self) -> None:
+        """Count an operation."""
+        self.count += 1
+        self.total[0] += 1
+
     def _clock(self) -> float:
         if self._rng.random() < 0.02:
             self._jump = self._rng.uniform(-1e5, 1e5)
         return self._time() + self._jump
 
+    def _stop_after(self, lines: int) -> None:
+        """Let this process be killed after some more lines of the core, in functions that are called from now on."""
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines
+            if "mouse_core" not in frame.f_code.co_filename:
+                return None
+            lines -= event == "line"
+            if lines < 0:
+                os._exit(KILLED)
+            return trace
+
+        sys.settrace(trace)
+
+    def _can(self, fault: str, name: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a fault can strike a call."""
+        if fault in ("half", "short"):
+            return name in WRITES and len(arguments[1]) > 1
+        return fault != "full" or self._grows(name, arguments)
+
+    def _grows(self, name: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call needs more of the disk."""
+        if name in ("pwrite", "ftruncate"):
+            end = arguments[1] if name == "ftruncate" else arguments[2] + len(arguments[1])
+            return end > os.fstat(arguments[0]).st_size
+        return name in GROWS
+
     def _call(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if name == "open" and not arguments[1] & os.O_CREAT:
             return call(*arguments, **options)
-        self.count += 1
-        fault = self.plan.faults.get(self.count)
+        self.counts()
+        fault = ""
+        if self.faults and self.faults[-1][0] <= self.count and self._can(self.faults[-1][1], name, arguments):
+            fault = self.faults.pop()[1]
+            self.total[1] += 1
         if self.trace:
             self.trace(f"  {self.count}: {name} {str(arguments)[:110]}{f'  <- {fault}' if fault else ''}")
 
@@ -132,19 +184,21 @@ class System:
             return call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
 
         if fault in ("kill", "half"):
-            if fault == "half" and name in WRITES:
+            if fault == "half":
                 half()
             os._exit(KILLED)
+        if fault == "stop":
+            self._stop_after(self._rng.randrange(1000))
         if fault == "power" and self.disk:
             write_tree(self.root.with_name("cut"), self.disk.left(self._rng))
             os._exit(CUT)
         if fault == "full":
             self.full_until = self.count + FULL_FOR
-        if name in GROWS and self.count < self.full_until:
+        if self.count < self.full_until and self._grows(name, arguments):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if fault == "error":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if fault == "short" and name in WRITES and len(arguments[1]) > 1:
+        if fault == "short":
             return half()
         done = call(*arguments, **options)
         if name in ("fsync", "fdatasync") and self.disk:
@@ -180,8 +234,8 @@ class World:
         """A new world."""
         raise NotImplementedError
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
-        """Do something by chance for each value that is asked for."""
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
+        """Make a call by chance for each value that is asked for; the value is whether no other process may write."""
         raise NotImplementedError
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
@@ -198,6 +252,10 @@ class World:
         """What the other process does when it looks."""
         return lambda: None
 
+    def writer(self, folder: Path) -> Any:
+        """Open the folder to write, which the other process tries while no other process may write."""
+        raise NotImplementedError
+
 
 class OfLog(World):
     """A log of numbered records."""
@@ -210,16 +268,24 @@ class OfLog(World):
     def record(number: int) -> bytes:
         return number.to_bytes(4, "little") * (1 + number * 7 % 50)
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         log, number = Log(folder / "log"), self.known["begun"]
         number = self._numbers(log.records).stop or number
         while True:
-            yield
-            what = rng.choices(("append", "rewrite", "reopen"), (90, 2, 8))[0]
+            yield False
+            what = rng.choices(("append", "rewrite", "reopen"), (86, 6, 8))[0]
             if what == "append":
                 sync = rng.random() < 0.3
                 say("begins", number + 1)
-                log.append(self.record(number), sync=sync)
+                try:
+                    log.append(self.record(number), sync=sync)
+                except StorageError as error:
+                    if (
+                        error.__cause__ and not error.__cause__.__context__
+                    ):  # not two errors, of which one kept the cut off
+                        found = self._numbers(read_log(folder / "log")).stop
+                        assert found in (0, number), f"after an error the log is changed: {found}, before {number}"
+                    raise
                 number += 1
                 say("appended", number, sync)
             elif what == "rewrite":
@@ -286,16 +352,19 @@ class OfStore(World):
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
         life = store_crash.Life(rng.choice(ROWS), store_crash.options(rng))
-        if "max_rows" in life.options:
-            life.options["max_rows"] //= 4
+        if "max_rows" in life.options or rng.random() < 0.2:
+            life.options["max_rows"] = rng.choice((20, 100))
         return cls({}, asdict(life))
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         life = store_crash.Life(**self.known)
-        program = store_crash.Program(folder, life, rng, say, following=life.begun, counts=(1, 5, 40))
+        program = store_crash.Program(folder, life, rng, say, following=life.begun, counts=(1, 5, 40), saves=False)
         while True:
-            yield
-            program.call()
+            yield program.store is not None and not program.closing
+            try:
+                program.call()
+            finally:  # after an error and a clear, the next program cannot read the next number from the store
+                self.known["begun"] = max(self.known["begun"], program.following)
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
         life = store_crash.Life(**self.known)
@@ -309,8 +378,7 @@ class OfStore(World):
             assert not life.acknowledged, "lost: the manifest"
             shutil.rmtree(folder, ignore_errors=True)
             return asdict(replace(life, acknowledged=0, flushed=0, saving={}))
-        store_crash.check(folder, life, briefly=life.begun % 4 > 0)
-        return asdict(store_crash.next_life(folder, life))
+        return asdict(store_crash.next_life(life, store_crash.check(folder, life, briefly=life.begun % 6 > 0)))
 
     def reader(self, folder: Path) -> Callable[[], None]:
         store: DatasetStore | None = None
@@ -323,6 +391,9 @@ class OfStore(World):
                 numbers_in(store)
 
         return look
+
+    def writer(self, folder: Path) -> Any:
+        return DatasetStore.open(folder, "a")
 
 
 class OfClients(World):
@@ -338,7 +409,7 @@ class OfClients(World):
         columns = {"client": [client] * count, "number": np.arange(count) + 100 * number}
         return columns | {"action": np.zeros(count), "reward": np.zeros(count), "done": np.zeros(count, np.int64)}
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         store = DatasetStore.open(folder, "a", **self.options)
         shared, late_messages = SharedStore(store), list[tuple[dict[str, Any], memoryview]]()
         tokens, counts = dict[str, str](), dict[str, int]()
@@ -352,14 +423,14 @@ class OfClients(World):
         for client in ("one", "two"):
             hello(client)
         while True:
-            yield
+            yield True
             client, what = rng.choice(("one", "two")), rng.random()
             if what < 0.05:
                 shared.flush()
                 say("flushed", dict(counts))
             elif what < 0.1:
                 hello(client)
-            elif what < 0.15:
+            elif what < 0.13:
                 shared.close()
                 store.close()
                 store = DatasetStore.open(folder, "a", **self.options)
@@ -420,6 +491,9 @@ class OfClients(World):
             assert len(there) >= least, f"lost: {client} has {len(there)} of {least} rows of {count} writes"
         return {"acknowledged": counts, "flushed": counts}
 
+    def writer(self, folder: Path) -> Any:
+        return DatasetStore.open(folder, "a")
+
 
 class OfMemmap(World):
     """Mapped rows; the oldest rows are overwritten."""
@@ -440,10 +514,10 @@ class OfMemmap(World):
     def _opened(self, folder: Path) -> MemmapStorage:
         return MemmapStorage(self.CAPACITY, folder, **self.options)
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         storage, offset = self._opened(folder), self.known["offset"]
         while True:
-            yield
+            yield False
             what = rng.choices(("append", "put", "flush", "reopen"), (70, 20, 5, 5))[0]
             written = storage.written + offset
             if what == "append":
@@ -524,6 +598,7 @@ class OfMemmap(World):
 class OfCache(World):
     """A cache of remote objects, which two processes share; requests fail, and pages are damaged between two lives."""
 
+    BYTES = 4 << 20
     FAULTS = tuple(fault for fault in FAULTS if fault != "power")  # nothing is promised but that wrong bytes are found
     LOCKS = True
 
@@ -532,19 +607,19 @@ class OfCache(World):
         return cls({"seed": rng.getrandbits(16)})
 
     def _opened(self, folder: Path) -> tuple[Mirror, Objects, list[MirrorObject]]:
-        mirror = Mirror(folder, cache_bytes=4 << 20, patience=0.1)
-        objects = Objects(count=3, size=3_000_001, seed=self.options["seed"])
+        mirror = Mirror(folder, cache_bytes=self.BYTES, patience=0.1)
+        objects = Objects(count=3, size=self.BYTES // 2, seed=self.options["seed"])
         return mirror, objects, mirror.add(objects, objects.infos())
 
     def _look(self, objects: Objects, there: list[MirrorObject], rng: random.Random) -> None:
-        number, begin = rng.randrange(3), rng.randrange(2_700_000)
-        end = begin + rng.choice((10, 5000, 300_000))
+        number, begin = rng.randrange(3), rng.randrange(self.BYTES // 2 - 60_000)
+        end = begin + rng.choice((10, 5000, 60_000))
         assert read(there[number], begin, end) == objects.piece(number, begin, end), f"torn: {begin}..{end}"
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         mirror, objects, there = self._opened(folder)
         while True:
-            yield
+            yield False
             what = rng.random()
             if what < 0.05:
                 mirror.close()
@@ -559,7 +634,7 @@ class OfCache(World):
         for path in folder.glob("*/bytes"):
             with path.open("r+b") as file:
                 for _ in range(9):
-                    file.seek(rng.randrange(9_000_000))
+                    file.seek(rng.randrange(self.BYTES))
                     file.write(rng.choice((bytes(4096), b"\xff", rng.randbytes(99))))
         mirror, objects, there = self._opened(folder)
         for _ in range(9):
@@ -575,14 +650,17 @@ class OfCache(World):
 class OfRollouts(World):
     """A buffer of rollouts."""
 
+    ROLLOUTS: ClassVar = {f"r{number}": groups_crash.rollout(number) for number in range(50)}
+
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
         return cls({}, {"said": []})
 
-    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[None]:
+    def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
         buffer = groups_crash.opened(folder, sync=True)
+        following, most = sum(map(buffer.__contains__, self.ROLLOUTS)), len(self.ROLLOUTS)
         while True:
-            yield
+            yield False
             what = rng.choices(("add", "batch", "flush", "reopen"), (60, 20, 4, 10))[0]
             if what == "reopen":
                 buffer.close()
@@ -593,12 +671,16 @@ class OfRollouts(World):
             elif what == "flush":
                 say(what, groups_crash.act(buffer, what, None))
             else:
-                numbers = rng.sample(groups_crash.FIRST, rng.randint(1, 6))
+                # Rollouts in order, and one of those before again; behind the last one all are there.
+                numbers = list(range(following, min(following + rng.randint(1, 6), most)))
+                numbers += [rng.randrange(min(following + 1, most))]
                 say(what, groups_crash.act(buffer, what, numbers))
+                following = max(following, max(numbers) + 1)
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
         said = [*self.known["said"], *map(tuple, said)]
-        groups_crash.check(folder, said)
+        some = itertools.islice(self.ROLLOUTS.items(), len(said) % 4, None, 4)
+        groups_crash.check(folder, said, dict(some))
         return {"said": said}
 
 
@@ -611,63 +693,98 @@ KINDS = {
     "rollouts": OfRollouts,
     "cache": OfCache,
 }
-SHARES = ["log"] * 3 + ["pages"] * 2 + ["clients"] * 3 + ["memmap"] * 3 + ["store"] * 2 + ["rollouts"] * 2 + ["cache"]
-"""The kinds of 16 worlds: of what takes a tenth of the time there are more."""
+SHARES = ["log"] * 3 + ["pages"] * 5 + ["clients"] * 3 + ["memmap"] * 5 + ["store"] * 2 + ["rollouts", "cache"]
+"""The kinds of 20 worlds: of what takes a fifth of the time there are more."""
 
 
-def plan_of(rng: random.Random, steps: int, faults_of_kind: Sequence[str]) -> Plan:
+def plan_of(rng: random.Random, faults_of_kind: Sequence[str]) -> Plan:
     """What goes wrong in a life."""
-    faults = {int(rng.expovariate(1 / 60)) + 1: rng.choice(faults_of_kind) for _ in range(rng.choice((1, 1, 2, 3)))}
-    looks = frozenset(int(rng.expovariate(1 / 100)) + 1 for _ in range(4))
-    return Plan(rng.getrandbits(32), steps, faults, looks)
+    faults = [(int(rng.expovariate(1 / 100)) + 1, rng.choice(faults_of_kind)) for _ in range(rng.choice((1, 1, 1, 2)))]
+    looks = frozenset(int(rng.expovariate(1 / 60)) + 1 for _ in range(4))
+    return Plan(rng.getrandbits(32), faults, looks)
 
 
 class OtherProcess:
-    """A process that looks at the folder of a world while the lives of the world go on; made before the first life.
+    """A process that looks at the folder of a world while a life goes on, and then checks it; made before the first.
 
     Args:
         world: The world.
-        folder: Its folder.
-        boot: The file with the number of the machine's start.
+        base: The folder with the world's folder, with what the life said, and with the number of the machine's start.
     """
 
-    def __init__(self, world: World, folder: Path, boot: Path) -> None:
-        self._world, self._folder, self._boot = world, folder, boot
+    def __init__(self, world: World, base: Path) -> None:
+        self._world, self._base, self._folder = world, base, base / "root" / "it"
         (self._asked, self._ask), (self._told, self._tell) = os.pipe(), os.pipe()
         self._pid = forked(self._work)
         os.close(self._asked)
         os.close(self._tell)
 
     def _work(self) -> None:
-        locking._BOOT = self._boot
+        locking._BOOT = self._base / "boot"
         os.close(self._ask)
         os.close(self._told)
-        last, look = b"", None
+        look = None
         while asked := os.read(self._asked, 16):
-            if asked[:8] != last:
-                look = None
-                last, look = asked[:8], self._world.reader(self._folder) if any(asked) else None
-            if look:
+            signal.alarm(SECONDS)
+            what = asked[-1:]
+            if what == b"r":
+                look = look or self._world.reader(self._folder)
                 look()
+            elif what == b"w":
+                with suppress(ConfigError):
+                    self._world.writer(self._folder)
+                    raise AssertionError("two processes have the folder open to write")
+            else:
+                look = None
+                gc.collect()
+                self._check(cut=what == b"p")
+            signal.alarm(0)
             os.write(self._tell, asked)
 
-    def forget(self) -> None:
-        """Let the process close what it has open."""
-        with suppress(BrokenPipeError):  # it died, which the life tells
-            os.write(self._ask, bytes(16))
-            while os.read(self._told, 16) not in (bytes(16), b""):
-                pass
+    def _check(self, *, cut: bool) -> None:
+        lines = [json.loads(line) for line in (self._base / "said").read_text().splitlines()]
+        try:
+            found = {"known": self._world.check(self._folder, lines, cut=cut)}
+        except BaseException as error:
+            (self._base / "known").write_text(json.dumps({"fault": f"{type(error).__name__}: {error}"}))
+            raise
+        (self._base / "known").write_text(json.dumps(found))
+        self._world = replace(self._world, **json.loads(json.dumps(found)))
 
-    def looks(self) -> Callable[[], None]:
-        """Return the function with which a life lets this process look, and waits for it."""
+    def check(self, *, cut: bool) -> dict[str, Any]:
+        """Let this process check what a life left; return what is known from now on.
+
+        Args:
+            cut: Whether the power was cut.
+
+        Raises:
+            AssertionError: A promise is broken.
+        """
+        known = self._base / "known"
+        known.write_text("{}")
+        try:
+            self.looks()("p" if cut else "c")
+        except AssertionError as error:
+            raise AssertionError(json.loads(known.read_text()).get("fault", str(error))) from error
+        return json.loads(known.read_text())["known"]
+
+    def looks(self) -> Callable[..., None]:
+        """Return the function with which a life lets this process look ("r"), or try to write ("w"), and waits for it.
+
+        Raises:
+            AssertionError: This process died.
+        """
         write, read, life, count = os.write, os.read, b"%8d" % os.getpid(), itertools.count()
 
-        def look() -> None:
-            asked = life + b"%8d" % next(count)
-            write(self._ask, asked)
-            # A life that was killed by another thread while it waited has left an answer.
-            while (answer := read(self._told, 16)) != asked:
-                assert answer, "the process that looked at the folder died, see above"
+        def look(what: str = "r") -> None:
+            asked = life + b"%7d" % next(count) + what.encode()
+            answer = b""
+            with suppress(BrokenPipeError):
+                write(self._ask, asked)
+                # A life that was killed by another thread while it waited has left an answer.
+                while (answer := read(self._told, 16)) not in (asked, b""):
+                    pass
+            assert answer, "the process that looked at the folder died, see above"
 
         return look
 
@@ -678,9 +795,18 @@ class OtherProcess:
         os.waitpid(self._pid, 0)
 
 
-def live(world: World, folder: Path, plan: Plan, said: Path, look: Callable[[], None], *, trace: bool) -> None:
-    """One life, in a process of its own."""
-    write, file = os.write, os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def live(
+    world: World,
+    base: Path,
+    plan: Plan,
+    look: Callable[..., None],
+    total: NDArray[np.int64],
+    most: int,
+    *,
+    trace: bool,
+) -> None:
+    """One life of about ``most`` operations, in a process of its own."""
+    write, file = os.write, os.open(base / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def note(line: str) -> None:
         write(2, f"{line}\n".encode())
@@ -690,17 +816,21 @@ def live(world: World, folder: Path, plan: Plan, said: Path, look: Callable[[], 
         if trace:
             note(f"{json.dumps(values):.150}")
 
-    system = System(plan, folder.parent, None if world.LOCKS else look, note if trace else None)
+    system = System(plan, base / "root", total, None if world.LOCKS else look, note if trace else None)
     system.install()
-    rng, done, failures = random.Random(plan.seed), 0, 0
-    while done < plan.steps and failures < 20:
+    rng, chance, before, failures = random.Random(plan.seed), random.Random(plan.seed), 0, 0
+    while failures < 20:
         try:
-            for _ in world.steps(folder, rng, say):
-                done += 1
+            for is_alone in world.steps(base / "root" / "it", rng, say):
+                if system.count == before:
+                    system.counts()
+                before = system.count
                 if system.is_due:
                     system.is_due = False
                     look()
-                if done == plan.steps:
+                if is_alone and chance.random() < 0.01:
+                    look("w")
+                if system.count >= most:
                     return
         except StorageError as error:
             failures += 1
@@ -709,83 +839,72 @@ def live(world: World, folder: Path, plan: Plan, said: Path, look: Callable[[], 
         gc.collect()  # the same process goes on with another object; the failed one is not closed, but it is gone
 
 
-def fault_of(seed: int, *, kind: str | None = None, lives: int = LIVES, steps: int = STEPS, trace: bool = False) -> str:
+def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS, trace: bool = False) -> str:
     """Run the world of a seed; return the promise that it broke, or ""."""
     rng = random.Random(seed)
-    rng.choice(range(5))  # a draw of earlier versions, whose worlds are tests
-    kind = kind or random.Random(f"kind {seed}").choice(SHARES)
+    share = rng.choice(SHARES)
+    kind = kind or share
     world = KINDS[kind].drawn(rng)
     base = Path(tempfile.mkdtemp(prefix="world-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    boot, root, said, known = base / "boot", base / "root", base / "said", base / "known"
+    boot, root = base / "boot", base / "root"
     (root / "it").mkdir(parents=True)
     boot.write_text(f"{1:015x}")
-    other, code = OtherProcess(world, root / "it", boot), 0
+    total = np.frombuffer(mmap.mmap(-1, 16), np.int64)
+    other = OtherProcess(world, base)
     try:
-        # A process checks what the life before it left, and then lives; the last one only checks.
-        for at in range(lives + 1):
-            plan = plan_of(rng, steps, world.FAULTS) if at < lives else None
+        for at in itertools.count():
+            left = int(operations - total[0])
+            if left <= 0 and total[1]:
+                return ""
+            plan, most = plan_of(rng, world.FAULTS), min(LIFE, left) if left > 0 else LIFE
             if trace:
                 print(f"life {at} of {kind} {world.options}: {plan}", file=sys.stderr)
 
-            def work(world: World = world, at: int = at, plan: Plan | None = plan, cut: bool = code == CUT) -> None:
+            def work(world: World = world, plan: Plan = plan, most: int = most) -> None:
                 signal.alarm(SECONDS)
                 locking._BOOT = boot
-                if at:
-                    lines = [json.loads(line) for line in said.read_text().splitlines()]
-                    try:
-                        known.write_text(json.dumps({"known": world.check(root / "it", lines, cut=cut)}))
-                    except BaseException as error:
-                        known.write_text(json.dumps({"fault": f"{type(error).__name__}: {error}"}))
-                        raise
-                    world = replace(world, known=json.loads(known.read_text())["known"])
-                if plan:
-                    signal.alarm(SECONDS)
-                    live(world, root / "it", plan, said, other.looks(), trace=trace)
+                live(world, base, plan, other.looks(), total, most, trace=trace)
 
-            known.write_text("{}")
             code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
-            other.forget()
-            found = json.loads(known.read_text())
-            if at and "known" not in found:
-                return f"life {at - 1}: {found.get('fault', f'the check ended with {code}')}"
             if code not in (0, KILLED, CUT):
                 return f"life {at}: the process ended with {code}, see above"
             if code == CUT:
                 shutil.rmtree(root)
                 (base / "cut").rename(root)
                 boot.write_text(f"{at + 2:015x}")
-            world = replace(world, known=found.get("known", world.known))
-        return ""
+            try:
+                world = replace(world, known=other.check(cut=code == CUT))
+            except AssertionError as error:
+                return f"life {at}: {error}"
+        raise AssertionError
     finally:
         other.end()
         shutil.rmtree(base, ignore_errors=True)
 
 
-def shortened(seed: int, *, kind: str | None, lives: int, steps: int) -> tuple[int, int]:
-    """Fewer lives and steps with which the same seed still breaks a promise."""
-    broken = partial(fault_of, seed, kind=kind)
-    lives = next((fewer for fewer in range(1, lives) if broken(lives=fewer, steps=steps)), lives)
+def shortened(seed: int, *, kind: str | None, operations: int) -> int:
+    """Fewer operations within which the same seed still breaks a promise."""
     low = 0
-    while low + 1 < steps:
-        half = (low + steps) // 2
-        low, steps = (low, half) if broken(lives=lives, steps=half) else (half, steps)
-    return lives, steps
+    while low + 1 < operations:
+        half = (low + operations) // 2
+        low, operations = (low, half) if fault_of(seed, kind=kind, operations=half) else (half, operations)
+    return operations
 
 
 def warm() -> None:
     """Do what is slow the first time before the first fork."""
-    import datasets
-
-    datasets.disable_progress_bars()
     warnings.simplefilter("ignore")
     for name, kind in KINDS.items():
         base = Path(tempfile.mkdtemp(prefix=f"world-{name}-"))
         (base / "it").mkdir()
         rng = random.Random(0)
-        steps = kind.drawn(rng).steps(base / "it", rng, lambda *values: None)
+        world, said = kind.drawn(rng), list[list[Any]]()
+        steps = world.steps(base / "it", rng, lambda *values, said=said: said.append(json.loads(json.dumps(values))))
         for _ in range(40):
             next(steps)
+        world.reader(base / "it")()
         del steps
+        world.check(base / "it", said, cut=False)
         shutil.rmtree(base, ignore_errors=True)
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
@@ -795,13 +914,15 @@ def warm() -> None:
     gc.freeze()  # a child that collected these objects would copy all their pages
 
 
-def some(seeds: range, kind: str | None, lives: int, steps: int) -> list[tuple[int, str]]:
+def some(seeds: range, kind: str | None, operations: int, *, first: bool) -> list[tuple[int, str]]:
     """The seeds of these whose worlds break a promise, each with the promise."""
     found = []
     for seed in seeds:
-        if fault := fault_of(seed, kind=kind, lives=lives, steps=steps):
+        if fault := fault_of(seed, kind=kind, operations=operations):
             found.append((seed, fault))
             print(f"{seed}: {fault}", file=sys.stderr, flush=True)
+            if first:
+                break
     return found
 
 
@@ -811,20 +932,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", type=int, default=1, help="how many seeds from --seed on")
     parser.add_argument("--kind", choices=KINDS, help="only worlds of this kind; by default the seed chooses")
-    parser.add_argument("--lives", type=int, default=LIVES)
-    parser.add_argument("--steps", type=int, default=STEPS, help="calls in each life")
+    parser.add_argument("--operations", type=int, default=OPERATIONS, help="operations of a world at least")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time")
     parser.add_argument("--first", action="store_true", help="end when worlds broke a promise")
     chosen = parser.parse_args()
-    options = {"kind": chosen.kind, "lives": chosen.lives, "steps": chosen.steps}
+    # Else pyarrow imports pandas, which doubles the time of each fork.
+    sys.modules["pandas"] = ModuleType("pandas")
+    sys.modules["pandas"].__dict__["__version__"] = "0"
+    options = {"kind": chosen.kind, "operations": chosen.operations}
     if chosen.worlds == 1:
         warm()
         fault = fault_of(chosen.seed, **options)
         if fault:
-            lives, steps = shortened(chosen.seed, **options)
-            fault_of(chosen.seed, kind=chosen.kind, lives=lives, steps=steps, trace=True)
-            words = f"--seed {chosen.seed} --lives {lives} --steps {steps}"
+            operations = shortened(chosen.seed, **options)
+            fault_of(chosen.seed, kind=chosen.kind, operations=operations, trace=True)
+            words = f"--seed {chosen.seed} --operations {operations}"
             words += f" --kind {chosen.kind}" if chosen.kind else ""
             print(f"{fault}\nrepeat: python -m tests.simulate {words}")
         return bool(fault)
@@ -832,7 +955,7 @@ def main() -> int:
     blocks = [range(at, min(at + BLOCK, end)) for at in range(chosen.seed, end, BLOCK)]
     found, done = list[tuple[int, str]](), 0
     with ProcessPoolExecutor(chosen.jobs, initializer=warm) as pool:
-        for seeds, broken in zip(blocks, pool.map(partial(some, **options), blocks), strict=True):
+        for seeds, broken in zip(blocks, pool.map(partial(some, **options, first=chosen.first), blocks), strict=True):
             found, done = found + broken, done + len(seeds)
             took = time.monotonic() - began
             print(f"{done} worlds, {len(found)} broke a promise, {took:.0f} s", file=sys.stderr, flush=True)

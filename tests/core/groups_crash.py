@@ -5,7 +5,7 @@ python -m tests.core.groups_crash FOLDER FIRST STRIDE
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def act(buffer: RolloutBuffer, what: str, given: Any) -> Any:
     return given
 
 
-def check(root: Path, told: list[Any]) -> None:
+def check(root: Path, told: list[Any], rollouts: Mapping[str, RolloutRecord] = ROLLOUTS) -> None:
     with opened(root) as buffer:
         batches = drawn(buffer)
         for what, given in told:
@@ -77,7 +77,7 @@ def check(root: Path, told: list[Any]) -> None:
                 assert set(given) <= set(buffer.rollouts().uids), "sealed rollouts are lost"
             elif isinstance(given, list):
                 assert batches[: len(given)] == given, "batches are lost or others"
-        for uid, added in ROLLOUTS.items():
+        for uid, added in rollouts.items():
             if uid in buffer:
                 found = buffer.rollout(uid)
                 assert (found.key, found.reward, found.turns[0].message) == (added.key, added.reward, "4")

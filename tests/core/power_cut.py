@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 CHANGES = ("fsync", "fdatasync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "link")
 Tree = dict[str, Any]
 """By name: the bytes of a file, or the tree of a folder."""
@@ -84,9 +82,26 @@ class Disk:
         return b"".join(self._rng.choice((content, synced))[at : at + _PAGE] for at in pages)
 
     def left(self, rng: random.Random) -> Tree:
-        """What one of the three machines finds now."""
-        which = rng.randrange(3)
-        return self._named(self.root, by_page=which == 2) if which else self._synced(self.root.stat().st_ino)
+        """What one of the first two machines finds now, or one where names, too, reached the disk in any order."""
+        self._rng = rng
+        which, number = rng.randrange(3), self.root.stat().st_ino
+        found = (lambda: self._synced(number), lambda: self._named(self.root), lambda: self._by_chance(self.root))
+        return found[which]()
+
+    def _by_chance(self, path: Path) -> Tree:
+        """A folder with some of the names that changed, and of every file some of the pages that did."""
+        before = self._names.get(path.stat().st_ino, {})
+        now = {entry.name: (entry.inode(), entry.is_dir()) for entry in os.scandir(path)}
+        tree = {}
+        for name in sorted(before | now):
+            entry = self._rng.choice((before.get(name), now.get(name)))
+            if entry is None:
+                continue
+            if entry != now.get(name):
+                tree[name] = self._synced(*entry)
+            else:
+                tree[name] = self._by_chance(path / name) if entry[1] else self._named(path / name, by_page=True)
+        return tree
 
     def promise(self, what: Any) -> None:
         self._promised.append(what)
@@ -113,10 +128,14 @@ class Disk:
 
             return followed
 
-        with pytest.MonkeyPatch.context() as patch:
-            for name in CHANGES:
-                patch.setattr(os, name, following(name, getattr(os, name)))
+        calls = {name: getattr(os, name) for name in CHANGES}
+        try:
+            for name, call in calls.items():
+                setattr(os, name, following(name, call))
             yield
+        finally:
+            for name, call in calls.items():
+                setattr(os, name, call)
 
     def machines(self, folder: Path) -> Iterator[tuple[Moment, Path]]:
         """Every moment, and the folder as each machine finds it when it is switched on again; the same ones once."""
