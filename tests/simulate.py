@@ -124,7 +124,7 @@ class System:
         self.disk = Disk(root) if any(fault == "power" for _, fault in plan.faults) else None
         self.count = self.full_until = 0
         self._rng, self._time, self._jump = random.Random(plan.seed), time.time, 0.0
-        self._thread = threading.get_ident()
+        self._thread, self._lock, self._is_over = threading.get_ident(), threading.RLock(), False
 
     def install(self) -> None:
         """From now on, calls of this process fail."""
@@ -172,6 +172,18 @@ class System:
     def _call(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if name == "open" and not arguments[1] & os.O_CREAT:
             return call(*arguments, **options)
+        # Once the power is cut, no other thread brings anything to the disk.
+        with self._lock:
+            done = self._fail_or_do(name, call, *arguments, **options)
+        if self.count in self.plan.looks and threading.get_ident() == self._thread:
+            self.is_due = self.look is None
+            if self.look:
+                self.look()
+        return done
+
+    def _fail_or_do(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if self._is_over:
+            return call(*arguments, **options)
         self.counts()
         fault = ""
         if self.faults and self.faults[-1][0] <= self.count and self._can(self.faults[-1][1], name, arguments):
@@ -190,7 +202,8 @@ class System:
         if fault == "stop":
             self._stop_after(self._rng.randrange(1000))
         if fault == "power" and self.disk:
-            write_tree(self.root.with_name("cut"), self.disk.left(self._rng))
+            left, self._is_over = self.disk.left(self._rng), True
+            write_tree(self.root.with_name("cut"), left)
             os._exit(CUT)
         if fault == "full":
             self.full_until = self.count + FULL_FOR
@@ -203,10 +216,6 @@ class System:
         done = call(*arguments, **options)
         if name in ("fsync", "fdatasync") and self.disk:
             self.disk.sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
-        if self.count in self.plan.looks and threading.get_ident() == self._thread:
-            self.is_due = self.look is None
-            if self.look:
-                self.look()
         return done
 
 
