@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import socket
+import stat
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -26,6 +28,7 @@ from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.record import Recorder, record
 from mouse_core.testing import example_columns
+from tests.core.killing import in_child
 
 
 def numbered(first: int, n: int) -> dict[str, Any]:
@@ -303,6 +306,21 @@ def test_who_is_not_there_or_was_closed(server: StoreServer, tmp_path: Path) -> 
     client.close()
     with pytest.raises(ClosedError, match="expected an open client"):
         client.extend(numbered(0, 1))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_connect() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        with StoreServer(DatasetStore(), Path(folder) / "socket") as server:
+            assert stat.S_IMODE(os.stat(server.address).st_mode) == 0o600
+
+            def connect() -> None:
+                os.setuid(65_534)
+                with socket.socket(socket.AF_UNIX) as other, pytest.raises(PermissionError):
+                    other.connect(server.address)
+
+            in_child(connect)
 
 
 def test_a_long_path_is_an_address(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import checked_json, json_with_digest
 from mouse_core.files.log import read_log
+from mouse_core.files.reading import damaged
 from mouse_core.files.writing import write_file
 from mouse_study.results import SCHEMA, Results, Run
 
@@ -45,7 +46,7 @@ def settle(study: Study, folder: Path) -> dict[str, Any]:
     """
     said = study.declaration()
     file = folder / DECLARED
-    before = read_json(file)
+    before = read_json(file, "study")
     if before is not None:
         if before.get("version") != _VERSION:
             found = before.get("version")
@@ -91,14 +92,31 @@ def _shown(value: Any) -> str:
     return f"{value!r:.200}"
 
 
-def read_json(path: Path) -> Any:
-    """Return the contents of a JSON file after comparing its digest; None if the file does not exist."""
-    return checked_json(path) if path.exists() else None
+def read_json(path: Path, kind: str) -> dict[str, Any] | None:
+    """Return the contents of a JSON file after comparing its digest; None if the file does not exist.
+
+    Args:
+        path: The file.
+        kind: A name that the object in the file must have.
+    """
+    if not path.exists():
+        return None
+    value = checked_json(path)
+    if not isinstance(value.get(kind), dict):
+        raise damaged(path, f"expected an object with {kind!r}, found {list(value)}")
+    return value
 
 
 def run_facts(folder: Path) -> dict[str, Any]:
-    """Return the contents of a run's ``run.json``; an empty dict if the run has not written the file."""
-    return dict((read_json(folder / RUN) or {"run": {}})["run"])
+    """Return the contents of a run's ``run.json``; an empty dict if the run has not begun.
+
+    Raises:
+        DataError: The file is damaged, or is missing although the run has recorded values.
+    """
+    found = read_json(folder / RUN, "run")
+    if found is None and (folder / RECORDS).exists():
+        raise damaged(folder / RUN, f"expected the facts of the run of {RECORDS}, found no file")
+    return dict(found["run"]) if found else {}
 
 
 def collect(path: str | Path) -> Results:
@@ -111,7 +129,7 @@ def collect(path: str | Path) -> Results:
         ConfigError: The folder has no study.
     """
     folder = Path(path)
-    declared = read_json(folder / DECLARED)
+    declared = read_json(folder / DECLARED, "study")
     if declared is None:
         raise ConfigError(f"study: expected a folder in which a study was begun, found none at {str(folder)!r}")
     said = declared["study"]
