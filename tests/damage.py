@@ -29,12 +29,14 @@ import pyarrow as pa
 from mouse_core import DatasetStore, formats
 from mouse_core.errors import MouseError, StoreWarning
 from mouse_core.files.checkpoint import read_checkpoint
+from mouse_core.files.checksum import checksum
 from mouse_core.files.log import Log, read_log
 from mouse_core.formats.converting import preprocess
 from mouse_core.formats.verifying import verify
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.disk.checking import repair
+from mouse_core.video import FrameDecoder, index_video
 from mouse_study import collect
 from mouse_study.results import SCHEMA, Results, Run
 from mouse_study.results import read as read_results
@@ -42,6 +44,7 @@ from tests.core import groups_crash
 from tests.core.damaged_files import damage
 from tests.core.disk_cases import check_batches, rows_kept, rows_of, table_of
 from tests.core.killing import forked
+from tests.core.video_cases import write_video
 from tests.study import trained
 
 SECONDS = 30
@@ -173,6 +176,19 @@ def _studied(folder: Path) -> Any:
     return [str(found), found.table.to_pylist(), str(read_checkpoint(run / "checkpoint"))]
 
 
+def _video(folder: Path) -> None:
+    folder.mkdir()
+    index_video(write_video(folder / "x.mp4"))
+
+
+def _decoded(folder: Path) -> Any:
+    index = index_video(folder / "x.mp4")
+    frames = np.arange(0, len(index.packet), 7)
+    out = np.empty((len(frames), index.height, index.width, 3), np.uint8)
+    FrameDecoder().decode([index], np.zeros_like(frames), frames, out)
+    return [index.digest, checksum(out.tobytes())]
+
+
 OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "store": (_store, _written),
     "open store": (lambda folder: _store(folder, closes=False), _written),
@@ -185,6 +201,7 @@ OURS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "derived": (_returns, _returns),
     "preprocessed": (_preprocessed, _preprocessed),
     "study": (_study, _studied),
+    "index of a video": (_video, _decoded),
 }
 
 
@@ -207,7 +224,8 @@ def fault(kind: str, whole: Path, copy: Path, wanted: Any, rng: random.Random) -
     """Damage a copy and read it; what is wrong with that, else an empty text."""
     read = OURS[kind][1]
     shutil.copytree(whole, copy)
-    what = damage(copy, rng)
+    # A video has no checksums: its index is made again if the video has changed.
+    what = damage(copy, rng, "*.index.arrow" if kind == "index of a video" else "*")
     needed, again = _whole_rows(whole, copy) if read is _written else set(), copy.with_name("again")
     if needed:
         shutil.copytree(copy, again)

@@ -666,6 +666,7 @@ def _read(place: Path, ends: tuple[int, int]) -> dict[str, Any] | None:
             batch = reader.get_batch(0)
             if not reader.schema.equals(_SCHEMA) or version != _VERSION or len(batch) != 1:
                 return None
+            batch.validate(full=True)  # a damaged offset would be read outside of the file
             row = {
                 name: column[0].values.to_numpy(zero_copy_only=True) if name in _ARRAYS else column[0].as_py()
                 for name, column in zip(_SCHEMA.names, batch.columns, strict=True)

@@ -71,7 +71,10 @@ def damage(place: Path, rng: random.Random, only: str = "*") -> str:
         if way == "remove":
             path.unlink()
         elif way == "swap":
-            other = rng.choice([one for one in files if one.suffix == path.suffix])
+            others = [one for one in files if one.suffix == path.suffix and one.read_bytes() != content]
+            if not others:
+                continue
+            other = rng.choice(others)
             path.write_bytes(other.read_bytes())
             other.write_bytes(content)
         elif (changed := damaged(content, way, rng)) != content:
