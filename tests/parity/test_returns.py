@@ -20,6 +20,7 @@ from mouse_jax import returns
 from tests.comparing import same
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import component, joined, random_case
+from tests.jax.test_conformance import Kept
 from tests.parity.test_rollouts import Compiled
 
 
@@ -117,7 +118,7 @@ def test_split_and_pad(framework: Framework) -> None:
     np.testing.assert_array_equal(np.asarray(back(padded, found)), values)
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize(("name", "kept"), [("torch", mouse_torch.RolloutStorage), ("jax", Kept)])
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -126,8 +127,10 @@ def test_split_and_pad(framework: Framework) -> None:
         ({"actions": [1.0, 1.0]}, SchemaError, "actions: expected uint8, found .*float32"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(name: str, change: Any, kind: type[MouseError], message: str) -> None:
-    storage = STORAGES[name](2, 2, {"actions": RolloutField((), "uint8")})
+def test_rows_that_do_not_fit_are_refused(
+    name: str, kept: Any, change: Any, kind: type[MouseError], message: str
+) -> None:
+    storage = kept(2, 2, {"actions": RolloutField((), "uint8")})
     good = {"rewards": [1.0, 1.0], "dones": [0, 0], "actions": [1, 2]}
     row = {
         field: FRAMEWORKS[name].array(np.array(values, np.float32 if np.array(values).dtype.kind == "f" else np.int32))
