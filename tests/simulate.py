@@ -903,6 +903,7 @@ def shortened(seed: int, *, kind: str | None, operations: int) -> int:
 def warm() -> None:
     """Do what is slow the first time before the first fork."""
     warnings.simplefilter("ignore")
+    signal.alarm(5 * SECONDS)
     for name, kind in KINDS.items():
         base = Path(tempfile.mkdtemp(prefix=f"world-{name}-"))
         (base / "it").mkdir()
@@ -918,6 +919,7 @@ def warm() -> None:
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
+    signal.alarm(0)
     gc.collect()
     gc.disable()
     gc.freeze()  # a child that collected these objects would copy all their pages
