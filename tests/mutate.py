@@ -87,7 +87,7 @@ PLANTED = [
     ("files/log", "                self.cut(self.size)\n", ""),
     ("files/log", "                os.fsync(file)\n", ""),
     ("files/log", "                self._acknowledge(0, 0)\n", ""),
-    ("files/log", "_sum(record, seed) == record_sum", "True"),
+    ("files/log", "_sum_at(record, position, seed) == record_sum", "True"),
     ("files/log", "_frame(record, self.size, self._synced)", "_frame(record, self.size, self.size + 1)"),
     ("files/writing", "    while rest:\n        written", "    if rest:\n        written"),
     ("files/writing", "        sync_tree(partial)\n", "        pass\n"),
