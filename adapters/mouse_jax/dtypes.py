@@ -59,22 +59,6 @@ def as_key(value: jax.Array) -> jax.Array:
     return key
 
 
-WIDER: Mapping[str, type[np.generic]] = MappingProxyType(
-    {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float16}
-)
-"""A dict from the name of each dtype of less than one byte to the NumPy dtype that replaces it."""
-
-
-def as_numbers(leaf: jax.Array) -> jax.Array:
-    """Convert values to dtypes of NumPy: random keys are converted by ``jax.random.key_data``, and values of less than
-    one byte to the dtypes in ``WIDER``.
-    """
-    if is_key(leaf.dtype):
-        return jax.random.key_data(leaf)
-    wider = WIDER.get(str(leaf.dtype))
-    return leaf if wider is None else leaf.astype(wider)
-
-
 def known(value: Any) -> int | None:
     """Return a number as an int; None if the number is traced."""
     return None if isinstance(value, jax.core.Tracer) else int(value)

@@ -10,7 +10,8 @@ import pytest
 from mouse_core import ConfigError, MouseError
 from mouse_core.nested import copied, find
 from mouse_core.replay import ArrayStorage, PrioritizedSampler, ReplayBuffer
-from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, EpisodeFields, HostSampler, Slices, SliceUnits
+from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Slices, SliceUnits
+from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_core.testing import DeviceReplayConformance
 from mouse_core.testing.replay.devices import Setup
 from tests.raising import assert_raises

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from mouse_core.replay import ArrayStorage, NextView, ReplayBuffer
-
 
 @pytest.fixture
 def example(import_example: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -47,9 +45,8 @@ def test_what_a_training_drew_is_what_the_host_draws(
     replay, rewards = example.train(25, compiled=compiled)
     assert torch.isfinite(rewards).all()
     assert (rewards < 0).all()
-    buffer = ReplayBuffer(ArrayStorage(160, ndim=2), transform=NextView(), batch_size=8)
     assert int(replay.samples) == 5
-    replay.to_host(buffer)
+    buffer = replay.to_host()
     batch, expected = replay.sample(), buffer.sample()
     for name in ("index", "mask", "observation"):
         np.testing.assert_array_equal(batch[name], expected[name])

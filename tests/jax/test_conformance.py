@@ -97,10 +97,12 @@ class TestJaxDevice(DeviceReplayConformance):
         return self.ready(state)
 
     def dumps(self, state: Any, path: Path, samples: int) -> None:
-        device.dumps(state, path, samples=samples)
+        device.to_host(state, samples=samples).dumps(path)
 
     def loads(self, state: Any, path: Path) -> tuple[Any, int]:
-        return device.loads(state, path)
+        buffer = device.to_host(state)
+        buffer.loads(path)
+        return device.from_host(state, buffer), buffer.stats()["samples"]
 
 
 class TestJaxCompiled(TestJaxDevice):

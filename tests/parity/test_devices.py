@@ -25,7 +25,9 @@ MADE: dict[str, Callable[[Any, Path], Any]] = {
     "a storage of tensors": lambda device, _: mouse_torch.TensorStorage(3, device=device),
     "a rollout": lambda device, _: mouse_torch.RolloutStorage(2, 1, {}, device=device),
     "an augmenter": lambda device, _: mouse_torch.TokenAugmenter(AugmentTokensConfig(), device=device),
-    "a replay on the device": lambda device, _: mouse_torch.device.Replay(ROW, 4, batch_size=1, device=device),
+    "a replay on the device": lambda device, _: mouse_torch.device.Replay(
+        ROW, 4, batch_size=1, num_envs=None, device=device
+    ),
     "a loader of jax": lambda device, _: mouse_jax.PrefetchBatchifier(example_store(), 5, 4, device=device),
     "a buffer of jax": lambda device, _: mouse_jax.ReplayBuffer(device=device),
     **{

@@ -91,10 +91,12 @@ class TestTorchDevice(InTorch, DeviceReplayConformance):
 
     def dumps(self, state: Replay, path: Path, samples: int) -> None:
         state.samples.fill_(samples)
-        state.dumps(path)
+        state.to_host().dumps(path)
 
     def loads(self, state: Replay, path: Path) -> tuple[Replay, int]:
-        state.loads(path)
+        buffer = state.to_host()
+        buffer.loads(path)
+        state.from_host(buffer)
         return state, int(state.samples)
 
 

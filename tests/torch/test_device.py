@@ -103,7 +103,10 @@ def test_nothing_waits_for_the_device(on: str, kind: str) -> None:
 
 def test_it_is_a_module() -> None:
     row = (torch.zeros(2, dtype=torch.bfloat16), {"image": torch.zeros(2, 2, dtype=torch.uint8)})
-    made = [torch.nn.ModuleDict({"replay": device.Replay(row, 6, batch_size=4, seed=seed)}) for seed in (1, 2)]
+    made = [
+        torch.nn.ModuleDict({"replay": device.Replay(row, 6, batch_size=4, num_envs=None, seed=seed)})
+        for seed in (1, 2)
+    ]
     one, other = (module["replay"] for module in made)
     one.extend((torch.arange(10.0).reshape(5, 2).bfloat16(), {"image": torch.full((5, 2, 2), 200, dtype=torch.uint8)}))
     one.sample()

@@ -7,8 +7,7 @@ are traced within ``jax.enable_x64``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -39,9 +38,10 @@ class JaxArrays(Arrays):
     expand: Any = staticmethod(jnp.broadcast_to)
     once: Any = staticmethod(lax.optimization_barrier)
     dtypes: ClassVar[Mapping[str, Any]] = {
-        "index": jnp.int32, "count": jnp.uint32, "number": jnp.uint32, "bool": jnp.bool_, "float": jnp.float32
+        "index": jnp.int32, "count": jnp.uint32, "number": jnp.uint32, "wide": jnp.uint64, "bool": jnp.bool_,
+        "float": jnp.float32,
     }  # fmt: skip
-    top_rows, parts = 1, 4
+    top_rows = 1
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
         """See ``Arrays``."""
@@ -62,14 +62,6 @@ class JaxArrays(Arrays):
     def searchsorted(self, ends: Any, values: Any) -> Any:
         """See ``Arrays``."""
         return jnp.searchsorted(ends, values, side="right").astype(jnp.int32)
-
-    def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Any:
-        """See ``Arrays``.
-
-        Rows are read one after another, because on a CPU, XLA would divide simultaneous reads among threads, which
-        takes much longer.
-        """
-        return lax.map(function, jnp.stack(arrays))
 
     def constant(self, name: str, values: Any) -> Any:
         """See ``Arrays``."""
@@ -96,36 +88,13 @@ class JaxArrays(Arrays):
         step = (ring.cursor - ring.size) % ring.steps + row
         return jnp.where(step >= ring.steps, step - ring.steps, jnp.where(step < 0, step + ring.steps, step))
 
-    def places(self, cursor: Any, count: int, steps: int) -> Any:
-        """See ``Arrays``."""
-        return cursor
-
     def write(self, memory: Any, places: Any, rows: Any) -> Any:
-        """See ``Arrays``."""
-        if len(rows) == 1:
-            return lax.dynamic_update_slice_in_dim(memory, rows, places, 0)
-        places = (places + self.range(len(rows))) % len(memory)
+        """See ``Arrays``. A ``dynamic_update_slice`` of one row would copy the memory on a CPU."""
         return memory.at[places].set(rows, mode="promise_in_bounds", unique_indices=True)
 
     def at(self, values: Any, row: Any, column: Any) -> Any:
         """See ``Arrays``."""
         return values.at[row, column].get(mode="promise_in_bounds")
-
-    def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
-        """See ``Arrays``."""
-        return ((step,), step) if num_envs is None else ((step, env), step * num_envs + env)
-
-    def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """See ``Arrays``. Divisions by 1 are left out, because XLA would repeat the divisions for each value of each
-        field.
-        """
-        return (slots,) if num_envs is None else (slots // num_envs, slots % num_envs)
-
-    def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
-        """See ``Arrays``. In ``jax.shard_map``, the initial values of a loop must be varying over shards, like the
-        results of the loop.
-        """
-        return super().search(ring, counts, env, most, first + 0 * ring.size, rows)
 
     # ------------------------------------------------------------------ random numbers
 
@@ -142,10 +111,6 @@ class JaxArrays(Arrays):
     def scaled(self, words: Any, total: Any) -> Any:
         """See ``Arrays``. Call it only within ``wide()``."""
         return _philox.scaled(words, total)
-
-    def upper_bits(self, words: Any) -> Any:
-        """See ``Arrays``. Call it only within ``wide()``."""
-        return (words >> 11).astype(jnp.int64)
 
     def no_order(self, most: int) -> dict[str, Any]:
         """Return the initial state; it is only used for an order of few elements. See ``Arrays``."""
@@ -166,10 +131,9 @@ class JaxArrays(Arrays):
 
     # ------------------------------------------------------------------ trees of weights
 
-    def wide(self) -> AbstractContextManager[Any]:
+    def wide(self) -> Any:
         """See ``Arrays``."""
-        context: AbstractContextManager[Any] = jax.enable_x64(True)
-        return context
+        return jax.enable_x64(True)
 
     def pack(self, numbers: Any) -> Any:
         """Return 64-bit integers as two 32-bit halves, uint32 ``[..., 2]``, the lower half first."""
@@ -177,19 +141,7 @@ class JaxArrays(Arrays):
 
     def unpack(self, memory: Any) -> Any:
         """Join 32-bit halves to uint64."""
-
-        def shifted(halves: jax.Array) -> jax.Array:
-            return (halves[..., 1].astype(jnp.uint64) << 32) | halves[..., 0].astype(jnp.uint64)
-
-        def as_they_lie(halves: jax.Array) -> jax.Array:
-            return lax.bitcast_convert_type(halves, jnp.uint64)
-
-        # This is twice as fast, but TPUs, which emulate 64 bits, do not support it.
-        return lax.platform_dependent(memory, tpu=shifted, default=as_they_lie)
-
-    def wide_memory(self, rows: int) -> Any:
-        """See ``Arrays``."""
-        return jnp.zeros((rows, FAN, 2), jnp.uint32)
+        return (memory[..., 1].astype(jnp.uint64) << 32) | memory[..., 0].astype(jnp.uint64)
 
     def scatter(self, memory: Any, slots: Any, values: Any, unique: bool = False) -> Any:
         """See ``Arrays``."""
@@ -241,16 +193,13 @@ class JaxArrays(Arrays):
 
     def to_numpy(self, values: Any, like: Any) -> Any:
         """See ``Arrays``."""
-        array = np.asarray(values)
-        if array.ndim == like.ndim:
-            return array.astype(like.dtype)
-        return array[..., 0].astype(np.int64) | (array[..., 1].astype(np.int64) << 32)
+        with self.wide():
+            return np.asarray(values if values.ndim == like.ndim else self.unpack(values)).astype(like.dtype)
 
     def from_numpy(self, values: Any, like: Any) -> Any:
         """See ``Arrays``."""
-        if np.ndim(values) < like.ndim:
-            values = np.stack([values & 0xFFFFFFFF, values >> 32], -1)
-        return jnp.asarray(np.asarray(values).astype(like.dtype))
+        with self.wide():
+            return jnp.asarray(values if np.ndim(values) == like.ndim else self.pack(jnp.asarray(values)), like.dtype)
 
 
 JAX = JaxArrays()

@@ -5,11 +5,8 @@ and a buffer on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from os import PathLike
-from types import EllipsisType
 from typing import Any, cast
 
 import jax
@@ -26,7 +23,6 @@ from mouse_core.nested import (
     flatten,
     is_node,
     lists_of,
-    map_tree,
     rebuilt,
     structure_of,
     unflatten,
@@ -34,17 +30,15 @@ from mouse_core.nested import (
 from mouse_core.randomness import Purpose
 from mouse_core.replay import Priorities, ReplayBuffer, Schedule
 from mouse_core.replay.device import DeviceSampler, DrawKey, Layout, Order, Ring, Slices, moving
-from mouse_core.replay.device.ensemble import joined, members_of
+from mouse_core.replay.device.ensemble import draw_members
 from mouse_core.replay.device.samplers import ByPriority, check_left, priorities_of
 from mouse_core.replay.ensemble import shares_of
 from mouse_core.spec import Alignment, check_count
 from mouse_jax import _philox
 from mouse_jax.device.arrays import JAX
-from mouse_jax.dtypes import WIDER, are_known, as_key, as_numbers, is_key, seed_halves
+from mouse_jax.dtypes import are_known, as_key, is_key, seed_halves
 from mouse_jax.trees import narrowed
 
-# Largest number of rows that a sampler processes one by one.
-_FEW = 1 << 12
 _MEMBERS = 1 << 63  # call number of the keys for the seeds of members, as on the host
 
 
@@ -118,7 +112,7 @@ def init(
     capacity: int,
     *,
     batch_size: int,
-    num_envs: int | EllipsisType | None = ...,
+    num_envs: int | None,
     slices: Slices | None = None,
     transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     alignment: Alignment = "outgoing",
@@ -136,8 +130,7 @@ def init(
             overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
-            transforms that read the next rows, need this argument.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions that take and return a batch, applied in order: transforms of
             ``mouse_core.replay`` that draw no random numbers and read only the batch, such as ``NStep`` and
@@ -171,7 +164,7 @@ def init(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from mouse_jax import device
-        >>> replay = device.init({"obs": jnp.zeros(4), "reward": 0.0}, 100, batch_size=8)
+        >>> replay = device.init({"obs": jnp.zeros(4), "reward": 0.0}, 100, batch_size=8, num_envs=None)
         >>> replay = device.add(replay, {"obs": jnp.ones((3, 4)), "reward": jnp.ones(3)})
         >>> jax.jit(device.sample)(replay, 0)["obs"].shape
         (8, 4)
@@ -211,66 +204,14 @@ def add(replay: Replay, rows: Any) -> Replay:
 @jax.jit
 def _written(replay: Replay, rows: Any) -> Replay:
     """Return the replay after a write of checked rows; the rows have a leading axis of time."""
-    layout, count = replay.layout, len(jax.tree.leaves(rows)[0])
-    # Unchanged arrays are left out of the loop's carry, because the loop would copy them.
-    changed = jax.eval_shape(partial(_note, layout=layout), replay.state, rows, replay.cursor)
-    note = _note_few if (layout.num_envs or 1) == 1 and count <= _FEW else _note
-    state = {name: replay.state[name] for name in changed}
-    state = replay.state | note(state, lax.stop_gradient(rows), replay.cursor, layout)
-    places = JAX.places(replay.cursor, count, layout.steps)
+    sampler, count = replay.layout.sampler, len(jax.tree.leaves(rows)[0])
+    read = flatten(lax.stop_gradient(rows)).__getitem__
+    state = sampler.units.extend(JAX, replay.state, read, count, replay.ring)
+    places = JAX.places(replay.cursor, count, replay.layout.steps)
     memory = jax.tree.map(lambda memory, more: JAX.write(memory, places, more), replay.rows, rows)
     ring = replay.ring.after(JAX, count)
-    state = layout.sampler.settle(JAX, state, flatten(rows), count, ring)
+    state = sampler.settle(JAX, state, read, count, ring)
     return replace(replay, rows=memory, cursor=ring.cursor, size=ring.size, state=state)
-
-
-def _note(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Return the changed arrays of the state after a write of rows at the cursor."""
-    ring, count = Ring(cursor, None, layout.steps, layout.num_envs), len(jax.tree.leaves(rows)[0])
-    return _changed(state, layout.sampler.units.extend(JAX, state, flatten(rows), count, ring))
-
-
-def _changed(before: Any, after: Any) -> Any:
-    return {name: array for name, array in after.items() if array is not before[name]}
-
-
-def _note_few(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    """Run ``_note`` row by row on a CPU, in a loop that is compiled to a single kernel, because several kernels would
-    take much longer.
-    """
-
-    def one(*given: Any) -> Any:
-        one_by_one, at_once = (partial(note, layout=layout) for note in (_note_one_by_one, _note))
-        return lax.platform_dependent(*given, cpu=one_by_one, default=at_once)
-
-    def each(size: int, batched: Sequence[Any], *given: Any) -> tuple[Any, Any]:
-        """Map ``_note`` over many replays at once. A loop over rows would need a separate scatter operation for every
-        row, because each replay has a different cursor.
-        """
-        axes = jax.tree.map(lambda has: 0 if has else None, tuple(batched))
-        made = jax.vmap(partial(_note, layout=layout), in_axes=axes, axis_size=size)(*given)
-        return made, jax.tree.map(lambda _: True, made)
-
-    note = jax.custom_batching.custom_vmap(one)
-    note.def_vmap(each)
-    return note(state, rows, cursor) if state else state
-
-
-def _note_one_by_one(state: Any, rows: Any, cursor: jax.Array, layout: Layout) -> Any:
-    steps, count = layout.steps, len(jax.tree.leaves(rows)[0])
-
-    def write(number: Any, state: Any) -> Any:
-        row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number, 1), rows)
-        place = cursor + number
-        return _note(state, row, jnp.where(place >= steps, place - steps, place), layout)
-
-    # Within shard_map, the initial carry of a loop must vary over shards like its result; processing a first row
-    # ensures this.
-    looked = jax.make_jaxpr(write)(0, state)
-    first = looked.in_avals[1:] != looked.out_avals
-    # XLA would unroll a loop of one row.
-    behind = jnp.where(cursor < steps, count, 0) if count == 1 else count
-    return lax.fori_loop(int(first), behind, write, write(0, state) if first else state)
 
 
 def can_add(replay: Replay, time_steps: Any = 1) -> jax.Array:
@@ -306,9 +247,8 @@ def _accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
     """Return rows as arrays with a leading axis of time, and the number of time steps. NumPy arrays are not
     converted.
     """
-    layout, held, given = replay.layout, flatten(replay.rows), flatten(narrowed(as_dicts(rows)))
-    if given.keys() != held.keys():
-        given = flatten(narrowed(as_dicts(rows, lists_of(structure_of(replay.rows)))))
+    layout, held, structure = replay.layout, flatten(replay.rows), structure_of(replay.rows)
+    given = flatten(narrowed(as_dicts(rows, lists_of(structure))))
     weak = {key for key, leaf in given.items() if not hasattr(leaf, "dtype")}
     arrays: dict[FieldKey, Any] = {
         # NumPy's int4 is accepted as well
@@ -322,7 +262,7 @@ def _accepted(replay: Replay, rows: Any) -> tuple[Any, int]:
     for key, memory in held.items():
         leaf = arrays[key] if isinstance(arrays[key], jax.Array) else np.asarray(arrays[key], memory.dtype)
         arrays[key] = leaf[None] if is_one else leaf
-    return unflatten(structure_of(replay.rows), arrays), count
+    return unflatten(structure, arrays), count
 
 
 # ------------------------------------------------------------------ drawing
@@ -333,17 +273,8 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
     A batch needs one row or slice; in the orders "epochs" and "queue", a batch needs ``batch_size`` rows or slices.
     """
-    asked, sampler = _without_rows(replay), replay.layout.sampler
-    known = are_known(*jax.tree.leaves((asked, min_length)))  # also in jax.jit
-    with jax.ensure_compile_time_eval() if known else nullcontext():
-        enough = _left(asked) >= sampler.fewest(replay.layout.batch_size)
-        return cast("jax.Array", (replay.ring.rows >= min_length) & enough)
-
-
-def _without_rows(replay: Replay) -> Replay:
-    """Return a replay without rows and seed, for checks that do not read rows and seed, which can be traced."""
-    nothing: Any = None
-    return replace(replay, rows=nothing, seed=nothing)
+    enough = _left(replay) >= replay.layout.sampler.fewest(replay.layout.batch_size)
+    return cast("jax.Array", (replay.ring.rows >= min_length) & enough)
 
 
 @jax.jit
@@ -441,17 +372,21 @@ def _drawn(replay: Replay, number: jax.Array, beta: Any, size: int) -> tuple[Any
     layout = replay.layout
     number = number if is_key(number.dtype) else number.astype(jnp.uint32)
     state, plan = layout.sampler.draw(JAX, replay.state, replay.ring, DrawKey(replay.seed, number), size)
-    rows = jax.tree.map(lambda memory: memory.at[plan.read].get(mode="promise_in_bounds"), replay.rows)
+    # XLA would repeat a division for each value of each field, so the places are computed once.
+    places = (plan.read,) if layout.num_envs is None else JAX.once(replay.ring.split(plan.read))
+    rows = jax.tree.map(lambda memory: memory.at[places].get(mode="promise_in_bounds"), replay.rows)
     exponent = replay.beta if beta is None else jnp.asarray(beta, jnp.float32)
     batch = plan.batch(JAX, rows, exponent)
     # Unchanged arrays are not returned, because XLA would copy them.
-    return _changed(replay.state, state), batch if layout.transform is None else layout.transform(batch)
+    changed = {name: array for name, array in state.items() if array is not replay.state[name]}
+    return changed, batch if layout.transform is None else layout.transform(batch)
 
 
 def _check(replay: Replay, caller: str) -> None:
     """Raise ConfigError if no batch can be drawn. Do nothing if values are traced."""
     _check_one(replay, caller)
-    asked, layout = _without_rows(replay), replay.layout
+    layout, nothing = replay.layout, cast("Any", None)
+    asked = replace(replay, rows=nothing, seed=nothing)  # not needed for the check, and possibly traced
     if are_known(*jax.tree.leaves(asked)):
         with jax.ensure_compile_time_eval():
             check_left(layout.sampler, int(_left(asked)), layout.batch_size, int(replay.size), caller)
@@ -498,7 +433,7 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
     )
     sampler, slots, values = priorities_of(JAX, replay.layout.sampler, *given)
     if are_known(slots, values, replay.size):
-        sampler.checked(np.asarray(slots), np.asarray(values), int(replay.ring.rows))
+        sampler.check_update(np.asarray(slots), np.asarray(values), int(replay.ring.rows))
     if not slots.size:
         return replay
     return cast("Replay", _set(replay, slots, values))
@@ -507,7 +442,7 @@ def set_priorities(replay: Replay, indices: Any, priorities: Any) -> Replay:
 @jax.jit
 def _set(replay: Replay, slots: jax.Array, values: jax.Array) -> Replay:
     sampler = cast("ByPriority", replay.layout.sampler)
-    return replace(replay, state=sampler.update(JAX, replay.state, replay.ring, slots, values))
+    return replace(replay, state=sampler.tree.update(JAX, replay.state, replay.ring.rows, slots, values))
 
 
 def sample_ensemble(
@@ -558,81 +493,52 @@ def sample_ensemble(
     shares = shares_of(p, members, size)
     halves = seed_halves(seed)
     own, *numbers = jax.random.split(number, members + 1) if keyed else [number] * (members + 1)
-    owner, places = members_of(JAX, shares, DrawKey(halves, own), jnp.uint32(0) if keyed else number, size)
-    batches = {}
-    for member in range(members):
-        if shares.given[member]:
-            word = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
-            drawn = replace(replays[member], seed=_philox.halves_of(word))
-            batches[member] = sample(drawn, numbers[member], shares.most[member])
-    return joined(JAX, batches, owner, places)
+
+    def draw(member: int) -> dict[str, Any]:
+        word = _philox.words(halves, Purpose.REPLAY, jnp.uint32(member), 1, call=_MEMBERS)
+        replay = replace(replays[member], seed=_philox.halves_of(word))
+        return sample(replay, numbers[member], shares.most[member])
+
+    return draw_members(JAX, shares, DrawKey(halves, own), jnp.uint32(0) if keyed else number, size, draw)
 
 
 # ------------------------------------------------------------------ to and from the host
 
 
-def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
-    """Save a replay to a file in the format of ``ReplayBuffer.dumps``; ``loads`` and buffers on the host can load the
-    file.
+def to_host(replay: Replay, *, samples: int = 0) -> ReplayBuffer:
+    """Return a buffer on the host with all rows, the same options and the same draws.
+
+    Each row keeps its slot, and the buffer gets the replay's seed. The trajectory numbers of episodes (``traj_id``) can
+    change. The buffer's ``dumps`` saves a file, which the buffer of an empty replay loads; see ``from_host``.
 
     Args:
         replay: A replay that is not traced. If ``replay`` consists of several replays (of many seeds), select one of
             them, for example the fourth: ``jax.tree.map(lambda leaf: leaf[3], replay)``.
-        path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
-        samples: The index of the next sample, with which a buffer on the host continues.
-
-    Raises:
-        ConfigError: ``replay`` consists of several replays, or is traced.
-        StorageError: The file cannot be written (also an OSError).
-    """
-    _check_one(replay, "dumps", traced=False)
-    buffer = _like(replay)
-    to_host(replay, buffer, samples=samples)
-    buffer.dumps(path)
-
-
-def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
-    """Return a replay with the rows of a file, and the index of the next sample.
-
-    Args:
-        replay: An empty replay, not traced, with the same options as the saved replay.
-        path: A file that was saved by ``dumps``, or by a buffer of any package with an ``ArrayStorage`` and the
-            corresponding sampler.
-
-    Raises:
-        ConfigError: ``replay`` is not empty, consists of several replays, or is traced.
-        SchemaError, DataError: The rows cannot be written to the replay; see ``add``.
-        StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
-        StorageError: The file cannot be read (also an OSError).
-    """
-    _check_one(replay, "loads", traced=False)
-    buffer = _like(replay)
-    buffer.loads(path)
-    return from_host(replay, buffer), buffer.stats()["samples"]
-
-
-def to_host(replay: Replay, buffer: ReplayBuffer, *, samples: int = 0) -> None:
-    """Copy all rows to an empty buffer, which then draws the same batches as the replay.
-
-    Each row keeps its slot, and the buffer gets the replay's seed. The trajectory numbers of episodes (``traj_id``) can
-    change. Random keys are converted by ``jax.random.key_data`` to uint32, and dtypes of less than a byte, such as
-    int4, to one byte.
-
-    Args:
-        replay: A replay that is not traced.
-        buffer: An empty buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of
-            the buffer has ``ndim=2``. The sampler and the transforms of the buffer are not changed.
         samples: The index of the buffer's next sample.
 
     Raises:
-        ConfigError: The buffer is not empty, or has another capacity or ``ndim``; or ``replay`` consists of several
-            replays, or is traced.
+        ConfigError: ``replay`` consists of several replays, or is traced.
+        TypeError, SchemaError: NumPy lacks the dtype of a field, for example of random keys.
+
+    Example:
+        >>> import os, tempfile
+        >>> import jax.numpy as jnp
+        >>> from mouse_jax import device
+        >>> path = os.path.join(tempfile.mkdtemp(), "replay.mouse")
+        >>> empty = device.init({"x": 0.0}, 10, batch_size=4, num_envs=None)
+        >>> device.to_host(device.add(empty, {"x": jnp.ones(3)}), samples=17).dumps(path)
+        >>> buffer = device.to_host(empty)
+        >>> buffer.loads(path)
+        >>> restored = device.from_host(empty, buffer)
+        >>> int(restored.size), buffer.stats()["samples"]
+        (3, 17)
     """
     _check_one(replay, "to_host", traced=False)
     check_count("samples", samples, 0)
     high, low = replay.seed.tolist()
-    rows = jax.tree.map(lambda leaf: np.asarray(as_numbers(leaf)), replay.rows)
-    moving.to_host(replay.layout, JAX, replay.state, replay.ring, rows, buffer, high << 32 | low, samples)
+    rows = jax.tree.map(np.asarray, replay.rows)
+    beta = None if replay.beta is None else replay.layout.schedule or float(replay.beta)
+    return moving.to_host(replay.layout, JAX, replay.state, replay.ring, rows, beta, high << 32 | low, samples)
 
 
 def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
@@ -644,7 +550,7 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     Args:
         replay: An empty replay that is not traced; its sampler and transforms are not changed.
         buffer: A buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of the
-            buffer has ``ndim=2``.
+            buffer has ``ndim=2``. ``to_host`` of an empty replay returns such a buffer.
 
     Raises:
         ConfigError: The replay is not empty, has another capacity, consists of several replays, or is traced; or the
@@ -657,34 +563,9 @@ def from_host(replay: Replay, buffer: ReplayBuffer) -> Replay:
     made = replace(replay, cursor=jnp.int32(ring.cursor), size=jnp.int32(ring.size), seed=seed)
     if not ring.size:
         return made
-    rows, _ = _accepted(replay, _in_own_dtypes(replay, rows))
-    fields = {key: np.asarray(as_numbers(leaf)) for key, leaf in flatten(rows).items()}
-    begin = jnp.int32((ring.cursor - ring.size) % ring.steps)
-    memory = jax.tree.map(lambda memory, more: JAX.write(memory, begin, jnp.asarray(more)), replay.rows, rows)
-    state = moving.state_from_host(replay.layout.sampler, JAX, replay.state, ring, fields, buffer, seed)
+    rows, _ = _accepted(replay, rows)
+    read = {key: np.asarray(leaf) for key, leaf in flatten(rows).items()}.__getitem__
+    places = JAX.places(jnp.int32(ring.cursor - ring.size), ring.size, ring.steps)
+    memory = jax.tree.map(lambda memory, more: JAX.write(memory, places, jnp.asarray(more)), replay.rows, rows)
+    state = moving.state_from_host(replay.layout.sampler, JAX, replay.state, ring, read, buffer, seed)
     return replace(made, rows=memory, state=state)
-
-
-def _in_own_dtypes(replay: Replay, rows: Any) -> Any:
-    """Convert rows of a buffer to arrays; fields whose dtype ``as_numbers`` changed are converted back to the dtypes of
-    the replay.
-    """
-    rows = map_tree(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), as_dicts(rows))
-    given, held = flatten(rows), flatten(replay.rows)
-    if given.keys() != held.keys():
-        return rows
-
-    def as_held(memory: jax.Array, given: Any) -> Any:
-        if is_key(memory.dtype) and given.dtype == np.uint32:
-            return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(memory))
-        return given.astype(memory.dtype) if given.dtype == WIDER.get(str(memory.dtype)) else given
-
-    # A file has only the name of a named tuple's class; the class itself comes from the replay.
-    return unflatten(structure_of(replay.rows), {key: as_held(memory, given[key]) for key, memory in held.items()})
-
-
-def _like(replay: Replay) -> ReplayBuffer:
-    """Return an empty buffer on the host that draws the same batches as the replay."""
-    layout = replay.layout
-    beta = None if replay.beta is None else layout.schedule or float(replay.beta)
-    return moving.buffer_like(layout, beta)

@@ -33,6 +33,8 @@ class TorchArrays(Arrays):
     """
 
     where: ClassVar[Callable[..., Any]] = staticmethod(torch.where)
+    minimum: ClassVar[Callable[..., Any]] = staticmethod(lambda one, other: one.clamp(max=other))
+    maximum: ClassVar[Callable[..., Any]] = staticmethod(lambda one, other: one.clamp(min=other))
     concat: ClassVar[Callable[..., Any]] = staticmethod(torch.cat)
     dtypes: ClassVar[Mapping[str, Any]] = {
         "index": torch.int64, "count": torch.int64, "number": torch.int64, "wide": torch.int64, "bool": torch.bool,
@@ -49,16 +51,6 @@ class TorchArrays(Arrays):
         kind = self.dtypes.get(dtype, dtype)
         kind = getattr(torch, kind) if isinstance(kind, str) else kind
         return torch.full(shape, value, device=self.device).to(kind)
-
-    @staticmethod
-    def minimum(one: Any, other: Any) -> Any:
-        """See ``Arrays``."""
-        return one.clamp(max=other) if isinstance(other, int) else torch.minimum(one, other)
-
-    @staticmethod
-    def maximum(one: Any, other: Any) -> Any:
-        """See ``Arrays``."""
-        return one.clamp(min=other) if isinstance(other, int) else torch.maximum(one, other)
 
     def range(self, count: int) -> Any:
         """See ``Arrays``."""
@@ -105,10 +97,6 @@ class TorchArrays(Arrays):
         """See ``Arrays``."""
         return _philox.scaled(words, total)
 
-    def upper_bits(self, words: Any) -> Any:
-        """See ``Arrays``."""
-        return (words >> 11) & ((1 << 53) - 1)
-
     def in_order(
         self, key: DrawKey, n: Any, positions: Any, most: int, state: Mapping[str, Any], anew: Any
     ) -> tuple[Any, dict[str, Any]]:
@@ -117,13 +105,11 @@ class TorchArrays(Arrays):
 
     def to_numpy(self, values: Any, like: Any) -> Any:
         """See ``Arrays``."""
-        found = values.detach().cpu().numpy()
-        return found[: len(like)] if like.ndim else found
+        return values.detach().cpu().numpy()
 
     def from_numpy(self, values: Any, like: Any) -> Any:
         """See ``Arrays``."""
-        made = torch.as_tensor(np.asarray(values)).to(like)
-        return torch.cat([made, like[len(made) :]]) if like.ndim else made
+        return torch.as_tensor(np.asarray(values)).to(like)
 
     # ------------------------------------------------------------------ trees of weights
 
@@ -141,15 +127,15 @@ class TorchArrays(Arrays):
 
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
         """See ``Arrays``. If a slot occurs several times, its last value is written to the slot, and all other values
-        are written to a spare row."""
+        are written to the last row."""
         nowhere = (len(memory) - 1) * FAN
         place, order = torch.where(there, slots, nowhere).sort(stable=True)
         last = torch.cat([place[1:] != place[:-1], there.new_ones(1)])
         return self.scatter(memory, torch.where(last, place, nowhere), values.index_select(0, order))
 
     def wide_memory(self, rows: int) -> Any:
-        """See ``Arrays``. One additional row is allocated as the spare row of ``overwrite``."""
-        return zeros((rows + 1, FAN), torch.int64, self.device)
+        """See ``Arrays``."""
+        return zeros((rows, FAN), torch.int64, self.device)
 
     def total(self, children: Any) -> Any:
         """See ``Arrays``."""

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.replay import Schedule
-from mouse_core.replay.device.arrays import Arrays, DrawKey
-from mouse_core.replay.device.ensemble import TABLES, joined, members_of
+from mouse_core.replay.device.arrays import DrawKey
+from mouse_core.replay.device.ensemble import TABLES, draw_members
 from mouse_core.replay.device.samplers import ByPriority
 from mouse_core.replay.ensemble import member_seed, shares_of
 from mouse_core.spec import check_count
@@ -21,7 +21,6 @@ from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
 from mouse_torch.device.fields import BufferModule
 from mouse_torch.device.replay import Replay, number_of
-from mouse_torch.tracing import is_known
 from mouse_torch.trees import tensor_dict
 
 
@@ -49,7 +48,8 @@ class ReplayEnsemble(BufferModule):
     Example:
         >>> import torch
         >>> from mouse_torch import device
-        >>> fresh, recorded = (device.Replay({"x": 0.0}, 10, batch_size=1) for _ in range(2))
+        >>> options = {"batch_size": 1, "num_envs": None}
+        >>> fresh, recorded = (device.Replay({"x": 0.0}, 10, **options) for _ in range(2))
         >>> fresh.extend({"x": torch.zeros(3)})
         >>> recorded.extend({"x": torch.ones(9)})
         >>> device.ReplayEnsemble([fresh, recorded], batch_size=4, p=[0.25, 0.75]).sample()["buffer_ids"].tolist()
@@ -90,10 +90,6 @@ class ReplayEnsemble(BufferModule):
             made = {name: torch.as_tensor(getattr(self.shares, name)) for name in TABLES}
             self.constants = BufferModule(made, persistent=False).to(replays[0].device)
 
-    def extra_repr(self) -> str:
-        """Return the arguments of the ensemble as text."""
-        return f"batch_size={self.batch_size}"
-
     def can_sample(self) -> torch.Tensor:
         """Return whether a batch can be drawn from every member with a weight above 0: bool ``[]`` on the device."""
         asked = [replay.can_sample() for replay, given in zip(self._members(), self.shares.given, strict=True) if given]
@@ -118,18 +114,14 @@ class ReplayEnsemble(BufferModule):
             SchemaError: The fields of a member's batches differ from the fields of the first member's batches.
         """
         number = self.samples if index is None else number_of(index, self.samples.device)
-        xp, batches = TorchArrays(self.samples.device, self.constants._buffers), {}
-        if is_known(self.samples) and is_known(number):
-            key = DrawKey(self.seed.numpy(), number.numpy())
-            found = members_of(Arrays(), self.shares, key, key.number, self.batch_size)
-            owner, places = map(torch.from_numpy, found)
-        else:
-            owner, places = members_of(xp, self.shares, DrawKey(self.seed, number), number, self.batch_size)
-        for member, replay in enumerate(self._members()):
-            if self.shares.given[member]:
-                batch = replay.drawn(self.shares.most[member], number, self.seeds[member])
-                batches[member] = batch if replay.transform is None else replay.transform(batch)
-        batch = joined(xp, batches, owner, places)
+        replays, xp = self._members(), TorchArrays(self.samples.device, self.constants._buffers)
+
+        def draw(member: int) -> dict[str, Any]:
+            batch = replays[member].drawn(self.shares.most[member], number, self.seeds[member])
+            transform = replays[member].transform
+            return batch if transform is None else transform(batch)
+
+        batch = draw_members(xp, self.shares, DrawKey(self.seed, number), number, self.batch_size, draw)
         if index is None:
             self.samples.add_(1)
         made: TensorDict = tensor_dict(batch, self.samples.device)

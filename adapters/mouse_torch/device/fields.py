@@ -100,10 +100,6 @@ class Row:
         """The dtype of the field in memory."""
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
-    def seen(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a view of ``memory`` in the dtype of the field."""
-        return memory if memory.dtype == self.dtype else memory.view(self.dtype)
-
 
 def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     """Return the structure of an example, and the shape and dtype of each field.
@@ -119,14 +115,9 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
         try:
             values.detach().reshape(-1)[:1].view(fields[key].held)
         except (KeyError, RuntimeError, TypeError) as error:
-            raise SchemaError(f"field {key!r}: expected a dtype of numbers, found {_name(values.dtype)}") from error
+            name = str(values.dtype).removeprefix("torch.")
+            raise SchemaError(f"field {key!r}: expected a dtype of numbers, found {name}") from error
     return structure_of(tree), fields
-
-
-def _taken(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    if slots.ndim == 1:
-        return memory.index_select(0, slots)
-    return memory.index_select(0, slots.reshape(-1)).view(*slots.shape, *memory.shape[1:])
 
 
 class Fields(BufferModule):
@@ -147,7 +138,7 @@ class Fields(BufferModule):
         self, structure: Any, rows: dict[FieldKey, Row], capacity: int, num_envs: int | None, device: torch.device
     ) -> None:
         super().__init__()
-        self._structure, self.rows, self._lists = structure, rows, lists_of(structure)
+        self.structure, self.rows, self._lists = structure, rows, lists_of(structure)
         self._envs = num_envs
         # Fields that are gathered in another dtype; NumPy also lacks bfloat16.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
@@ -157,10 +148,6 @@ class Fields(BufferModule):
 
     def each(self) -> Iterator[tuple[FieldKey, Any]]:
         """Return the memory of each field by name, ``[capacity, ...]``."""
-        for key, memory in self._each():
-            yield key, self.rows[key].seen(memory)
-
-    def _each(self) -> Iterator[tuple[FieldKey, Any]]:
         # No generator: torch 2.14 cannot compile ``yield from`` on Python 3.12.
         return zip(self.rows, self._buffers.values(), strict=True)
 
@@ -173,20 +160,16 @@ class Fields(BufferModule):
             seen = zip(self.rows, self.arrays().values(), strict=True)
             found = {key: torch.from_numpy(array.take(slots, 0)) for key, array in seen}
         else:
-            found = {key: _taken(memory, slots) for key, memory in self._each()}
+            found = {key: memory[slots] for key, memory in self.each()}
         for key in self._hidden:
-            found[key] = self.rows[key].seen(found[key])
-        return found if self.is_flat else self.nested(found)
-
-    def nested(self, fields: Mapping[FieldKey, Any]) -> Any:
-        """Convert a dict of fields by name to the nested form of rows."""
-        return dict(fields) if self.is_flat else unflatten(self._structure, fields)
+            found[key] = found[key].view(self.rows[key].dtype)
+        return found if self.is_flat else unflatten(self.structure, found)
 
     def put(self, rows: Mapping[FieldKey, torch.Tensor], steps: torch.Tensor) -> None:
         """Write time steps, ``[n, (E), ...]`` in the dtypes of the memory, to the distinct positions ``steps``, int64
         ``[n]``.
         """
-        for key, memory in self._each():
+        for key, memory in self.each():
             if self._envs is not None:
                 memory = memory.view(-1, self._envs, *memory.shape[1:])
             memory.index_copy_(0, steps, rows[key])
@@ -237,7 +220,3 @@ def _tensor(key: FieldKey, leaf: Any) -> torch.Tensor:
         return torch.as_tensor(leaf)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"field {key!r}: expected a tensor of numbers, found {leaf!r:.60}") from error
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

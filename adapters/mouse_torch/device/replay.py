@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from os import PathLike
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from mouse_core.randomness import check_seed
 from mouse_core.replay import Priorities, ReplayBuffer
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, Layout, Order, Ring, RowPlan, Slices, moving
 from mouse_core.replay.device.arrays import State
-from mouse_core.replay.device.samplers import ByPriority, Reads, check_left, priorities_of
+from mouse_core.replay.device.samplers import ByPriority, check_left, priorities_of
 from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
@@ -52,8 +50,7 @@ class Replay(BufferModule):
             overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
-            transforms that read the next rows, need this argument.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions that take and return a batch, applied in order: transforms of ``mouse_core.replay`` that
             draw no random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
@@ -80,7 +77,7 @@ class Replay(BufferModule):
     Example:
         >>> import torch
         >>> from mouse_torch import device
-        >>> replay = device.Replay({"obs": torch.zeros(4), "reward": 0.0}, 100, batch_size=8)
+        >>> replay = device.Replay({"obs": torch.zeros(4), "reward": 0.0}, 100, batch_size=8, num_envs=None)
         >>> replay.extend({"obs": torch.ones(3, 4), "reward": torch.ones(3)})
         >>> replay.sample()["obs"].shape
         torch.Size([8, 4])
@@ -97,7 +94,7 @@ class Replay(BufferModule):
         capacity: int,
         *,
         batch_size: int,
-        num_envs: int | EllipsisType | None = ...,
+        num_envs: int | None,
         slices: Slices | None = None,
         transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         alignment: Alignment = "outgoing",
@@ -124,12 +121,8 @@ class Replay(BufferModule):
             constants = {name: torch.tensor(table, device=target) for name, table in self.sampler.constants.items()}
             self.constants = BufferModule(constants, persistent=False)
             xp = TorchArrays(target, self.constants._buffers)
-            self.state = BufferModule(self.sampler.init(xp, self._ring()))
-
-    def extra_repr(self) -> str:
-        """Return the arguments of the replay as text."""
-        layout = self.layout
-        return f"capacity={layout.capacity}, num_envs={layout.num_envs}, batch_size={layout.batch_size}"
+            ring = Ring(self.cursor, self.size, layout.steps, layout.num_envs)
+            self.state = BufferModule(self.sampler.init(xp, ring))
 
     @property
     def device(self) -> torch.device:
@@ -153,13 +146,13 @@ class Replay(BufferModule):
         if not count:
             return
         xp, counters, before, ring = self._core()
-        fields = given if xp is not _NUMPY else Reads(lambda key: _in_numpy(given[key]))
-        state = self.sampler.units.extend(xp, before, fields, count, ring)
+        read = (lambda key: to_numpy(given[key])) if xp is _NUMPY else given.__getitem__
+        state = self.sampler.units.extend(xp, before, read, count, ring)
         self.rows.put(given, torch.as_tensor(xp.places(ring.cursor, count, ring.steps)))
         ring = ring.after(xp, count)
         for name, value in (("cursor", ring.cursor), ("size", ring.size)):
             counters[name][...] = value
-        self._keep(before, self.sampler.settle(xp, state, fields, count, ring))
+        self._keep(before, self.sampler.settle(xp, state, read, count, ring))
 
     def can_sample(self, min_length: int = 1) -> torch.Tensor:
         """Return whether a batch can be drawn and the replay has ``min_length`` rows: bool ``[]`` on the device.
@@ -206,12 +199,12 @@ class Replay(BufferModule):
         xp, _, state, ring = self._core()
         sampler, slots, values = priorities_of(TorchArrays(self.device), self.sampler, *given)
         if xp is _NUMPY and is_known(slots) and is_known(values):
-            known, seen, units = sampler.checked(slots.numpy(), values.numpy(), ring.rows)
-            if len(known):
-                self._keep(state, sampler.tree.put(xp, state, known, seen, units))
-        elif len(slots):
+            slots, values = slots.numpy(), values.numpy()
+            sampler.check_update(slots, values, ring.rows)
+        else:
             xp, _, state, ring = self._in_torch()
-            self._keep(state, sampler.update(xp, state, ring, slots, values))
+        if len(slots):
+            self._keep(state, sampler.tree.update(xp, state, ring.rows, slots, values))
 
     def sample(self, index: Any = None, batch_size: int | None = None, *, beta: Any = None) -> TensorDict:
         """Return the next batch, or the batch with a given index.
@@ -276,70 +269,44 @@ class Replay(BufferModule):
         if seen:
             parts: list[Any] = [torch.from_numpy(part) if type(part) is np.ndarray else part for part in plan]
             xp, plan = _ON_HOST, RowPlan(*parts)
-        exponent = None
-        if plan.times is not None:
-            exponent = self.beta if beta is None else beta
-            exponent = exponent(torch.as_tensor(number)) if callable(exponent) else exponent
+        exponent = self.beta if beta is None else beta
+        exponent = exponent(torch.as_tensor(number)) if callable(exponent) else exponent
         batch = plan.batch(xp, rows, exponent)
         if is_next:
             number += 1
         return batch
 
-    def dumps(self, path: str | PathLike[str]) -> None:
-        """Save the replay to a file that buffers of NumPy, torch and JAX can load; see ``ReplayBuffer.dumps``.
-
-        Args:
-            path: A file; or an existing directory, in which the file ``replay.mouse`` is written.
-
-        Raises:
-            SchemaError: NumPy lacks the dtype of a field.
-            StorageError: The file cannot be written (also an OSError).
-        """
-        buffer = self._like()
-        self.to_host(buffer)
-        buffer.dumps(path)
-
-    def loads(self, path: str | PathLike[str]) -> None:
-        """Load a file into an empty replay that has the same options as the saved replay; the draws of the saved replay
-        continue.
-
-        Args:
-            path: A file that was saved by ``dumps``, by ``mouse_jax.device.dumps``, or by a buffer of any package with
-                an ``ArrayStorage`` and the corresponding sampler.
-
-        Raises:
-            ConfigError: The replay is not empty.
-            SchemaError, DataError: The fields, shapes or dtypes of the rows differ from the replay, or a dtype cannot
-                represent a value.
-            StateError: The file is damaged, or the saved buffer has another storage, sampler, writer or transform.
-            StorageError: The file cannot be read (also an OSError).
-        """
-        buffer = self._like()
-        buffer.loads(path)
-        self.from_host(buffer)
-
-    def _like(self) -> ReplayBuffer:
-        return moving.buffer_like(self.layout, self.beta if callable(self.beta) else float(self.beta))
-
-    def to_host(self, buffer: ReplayBuffer) -> None:
-        """Copy all rows to an empty buffer, which then draws the same batches as the replay.
+    def to_host(self) -> ReplayBuffer:
+        """Return a buffer on the host with all rows, the same options and the same draws.
 
         Each row keeps its slot, and the buffer continues with the replay's seed and with the index of the replay's next
-        sample. The trajectory numbers of episodes (``traj_id``) can change.
-
-        Args:
-            buffer: An empty buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage
-                of the buffer has ``ndim=2``. The sampler and the transforms of the buffer are not changed.
+        sample. The trajectory numbers of episodes (``traj_id``) can change. The buffer's ``dumps`` saves a file, which
+        the buffer of an empty replay loads; see ``from_host``.
 
         Raises:
-            ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
             SchemaError: NumPy lacks the dtype of a field.
+
+        Example:
+            >>> import os, tempfile
+            >>> from mouse_torch import device
+            >>> path = os.path.join(tempfile.mkdtemp(), "replay.mouse")
+            >>> options = {"batch_size": 4, "num_envs": None}
+            >>> replay, restored = (device.Replay({"x": 0.0}, 10, **options) for _ in range(2))
+            >>> replay.extend({"x": torch.ones(3)})
+            >>> replay.to_host().dumps(path)
+            >>> buffer = restored.to_host()
+            >>> buffer.loads(path)
+            >>> restored.from_host(buffer)
+            >>> int(restored.size)
+            3
         """
         xp, _, state, ring = self._in_torch()
         lead = (ring.steps,) if ring.num_envs is None else (ring.steps, ring.num_envs)
-        rows = {key: to_numpy(memory).reshape(*lead, *memory.shape[1:]) for key, memory in self.rows.each()}
+        views = {key: memory.view(self.rows.rows[key].dtype) for key, memory in self.rows.each()}
+        rows = {key: to_numpy(view).reshape(*lead, *view.shape[1:]) for key, view in views.items()}
         seed, samples = int(self.seed) & ((1 << 64) - 1), int(self.samples)
-        moving.to_host(self.layout, xp, state, ring, self.rows.nested(rows), buffer, seed, samples)
+        beta = self.beta if callable(self.beta) else float(self.beta)
+        return moving.to_host(self.layout, xp, state, ring, unflatten(self.rows.structure, rows), beta, seed, samples)
 
     @torch.no_grad()
     def from_host(self, buffer: ReplayBuffer) -> None:
@@ -350,7 +317,7 @@ class Replay(BufferModule):
 
         Args:
             buffer: A buffer of any package, with the same capacity. If the replay has ``num_envs``, the storage of the
-                buffer has ``ndim=2``.
+                buffer has ``ndim=2``. ``to_host`` of an empty replay returns such a buffer.
 
         Raises:
             ConfigError: The replay is not empty or has another capacity, or the buffer's rows are not in the order of
@@ -363,9 +330,9 @@ class Replay(BufferModule):
         seed, samples = _philox.signed(buffer.seed), buffer.stats()["samples"]
         if ring.size:
             accepted, _ = self.rows.accepted(on_host(rows), self.layout)
-            fields = {key: to_numpy(values) for key, values in accepted.items()}
             word = torch.full((), seed, device=self.device)
-            state = moving.state_from_host(self.sampler, xp, before, ring, fields, buffer, word)
+            read = {key: to_numpy(values) for key, values in accepted.items()}.__getitem__
+            state = moving.state_from_host(self.sampler, xp, before, ring, read, buffer, word)
             self.rows.put(accepted, xp.places(ring.cursor - ring.size, ring.size, ring.steps))
             self._keep(before, state)
         for name, value in (("cursor", ring.cursor), ("size", ring.size), ("seed", seed), ("samples", samples)):
@@ -388,20 +355,14 @@ class Replay(BufferModule):
         code.
         """
         xp = TorchArrays(self.cursor.device, self.constants._buffers)
-        return xp, self._buffers, dict(self.state._buffers), self._ring()
-
-    def _ring(self) -> Ring:
-        return Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
+        ring = Ring(self.cursor, self.size, self.layout.steps, self.layout.num_envs)
+        return xp, self._buffers, dict(self.state._buffers), ring
 
     def _keep(self, before: State, after: State) -> None:
         """Copy the arrays that differ between ``before`` and ``after`` to the memory of the module."""
         for name, values in after.items():
             if values is not before[name]:
                 before[name][...] = values
-
-
-def _in_numpy(values: torch.Tensor) -> Any:
-    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def number_of(index: Any, device: torch.device) -> torch.Tensor:
@@ -412,7 +373,5 @@ def number_of(index: Any, device: torch.device) -> torch.Tensor:
         if is_known(index) and index.numpy() < 0:
             raise ConfigError(f"index: expected an integer in [0, 2**63), found {index}")
         return index.to(device, torch.int64)
-    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 63:
-        raise ConfigError(f"index: expected an integer in [0, 2**63), found {index!r}")
     # The tensor is filled on the device; nothing is copied.
-    return torch.full((), int(index), dtype=torch.int64, device=device)
+    return torch.full((), check_count("index", index, 0), dtype=torch.int64, device=device)

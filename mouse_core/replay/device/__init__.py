@@ -9,15 +9,12 @@ and from the host.
 from mouse_core.replay.device.arrays import Arrays, DrawKey, Ring
 from mouse_core.replay.device.layout import Layout, Order
 from mouse_core.replay.device.samplers import DeviceSampler, HostSampler
-from mouse_core.replay.device.sum_tree import SumTree
 from mouse_core.replay.device.units import RowPlan, RowUnits, Slices, SliceUnits
-from mouse_core.replay.samplers.episodes import EpisodeFields
 
 __all__ = [
     "Arrays",
     "DeviceSampler",
     "DrawKey",
-    "EpisodeFields",
     "HostSampler",
     "Layout",
     "Order",
@@ -26,5 +23,4 @@ __all__ = [
     "RowUnits",
     "SliceUnits",
     "Slices",
-    "SumTree",
 ]

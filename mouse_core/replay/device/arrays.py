@@ -10,12 +10,13 @@ from memory and ``pack`` writes to memory, within the context ``wide()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from mouse_core.nested import FieldKey
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.samplers import weighing
 from mouse_core.replay.samplers.priorities import scaled
@@ -26,6 +27,8 @@ FAN, SHIFT = 16, 4
 """``FAN``: the number of children of each node of a tree of weights, 16, which equals ``2**SHIFT``."""
 State = dict[str, Any]
 """The state of a sampler: arrays by name."""
+Read = Callable[[FieldKey], Any]
+"""A function that returns the values of a field."""
 
 
 class DrawKey(NamedTuple):
@@ -70,6 +73,14 @@ class Ring(NamedTuple):
         """The capacity in rows."""
         return self.steps * self.envs
 
+    def slots_of(self, step: Any, env: Any) -> Any:
+        """Return the slots of rows from their positions along the axes of time and of environments."""
+        return step if self.envs == 1 else step * self.envs + env
+
+    def split(self, slots: Any) -> tuple[Any, Any]:
+        """Return the positions of slots along the axes of time and of environments."""
+        return (slots, slots * 0) if self.envs == 1 else (slots // self.envs, slots % self.envs)
+
     def after(self, xp: Arrays, count: int) -> Ring:
         """Return the ring after a write of ``count`` time steps."""
         cursor, size = (self.cursor + count) % self.steps, xp.minimum(self.size + count, self.steps)
@@ -80,8 +91,8 @@ class Arrays:
     """The array functions, implemented in NumPy.
 
     "Array" means the framework's array type. This includes arrays of shape ``[]``; in place of such an array the host
-    may pass an int. The representation of random words depends on the framework, so only the methods ``integers``,
-    ``scaled`` and ``upper_bits`` read random words. Arrays must also support operators, slices, ``sum`` and
+    may pass an int. The representation of random words depends on the framework, so only the methods ``integers``
+    and ``scaled`` read random words. Arrays must also support operators, slices, ``sum`` and
     ``reshape``.
 
     - ``where(condition, one, other)``, where ``one`` or ``other`` may be a number.
@@ -139,10 +150,6 @@ class Arrays:
         """
         return ends.searchsorted(values, "right")
 
-    def one_by_one(self, function: Callable[[Any], Any], arrays: Sequence[Any]) -> Sequence[Any]:
-        """Call ``function`` for each of several arrays, one after another, and return the results."""
-        return [function(array) for array in arrays]
-
     def constant(self, name: str, values: Any) -> Any:
         """Convert a constant table of 64-bit integers to an array; called within the context ``wide()``."""
         return values
@@ -190,17 +197,6 @@ class Arrays:
         """Return the elements of an array ``[T, E]`` or ``[R, 16]`` at the given indices along both axes."""
         columns = values.shape[1]
         return values.take(row if columns == 1 else row * columns + column)
-
-    def addresses(self, step: Any, env: Any, num_envs: int | None) -> tuple[Any, Any]:
-        """Return the addresses of rows, in the representation with which the framework gathers, and the slots of the
-        rows, ``step * num_envs + env``.
-        """
-        slots = step if num_envs is None or num_envs == 1 else step * num_envs + env
-        return slots, slots
-
-    def row_addresses(self, slots: Any, num_envs: int | None) -> Any:
-        """Return the addresses (see ``addresses``) of the rows in slots ``[B]``."""
-        return slots
 
     def search(self, ring: Ring, counts: Any, env: Any, most: Any, first: Any, rows: int) -> Any:
         """Return, for each search, the first row whose count is above ``most``; the number of rows if no row has a
@@ -275,10 +271,6 @@ class Arrays:
         """Return ``floor(word * total / 2**64)`` for each word, as wide integers."""
         return scaled(words, int(total))
 
-    def upper_bits(self, words: Any) -> Any:
-        """Return the upper 53 bits of each word, as wide integers."""
-        return (words >> np.uint64(11)).astype(np.int64)
-
     def no_order(self, most: int) -> dict[str, Any]:
         """Return the initial state of ``in_order`` for orders of up to ``most`` elements."""
         return {}
@@ -329,7 +321,7 @@ class Arrays:
         """Write values to slots of memory ``[R, 16]``; if a slot occurs twice, its last value is written.
 
         Args:
-            memory: Memory that ``wide_memory`` returned.
+            memory: Memory whose last row has no slots, so that any values may be written to this row.
             slots: Int ``[n]``.
             there: Whether each value is written, bool ``[n]``.
             values: Values in the representation that ``pack`` returns, ``[n]``.
@@ -339,8 +331,9 @@ class Arrays:
         return self.scatter(memory, slots, values)
 
     def wide_memory(self, rows: int) -> Any:
-        """Return memory of at least ``rows`` rows of 16 wide zeros."""
-        return self.full((rows, FAN), 0, "wide")
+        """Return memory of ``rows`` rows of 16 wide zeros."""
+        with self.wide():
+            return self.pack(self.full((rows, FAN), 0, "wide"))
 
     def total(self, children: Any) -> Any:
         """Return the sum of each row of 16 weights, wide ``[m]``."""

@@ -11,6 +11,7 @@ import numpy as np
 from mouse_core.dtypes import kind_of
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.nested import FieldKey, flatten
+from mouse_core.replay._assembly import reserved_error
 from mouse_core.replay.device.samplers import ByPriority, DeviceSampler, EpochSampler, QueueSampler, checked_sampler
 from mouse_core.replay.device.sum_tree import SumTree
 from mouse_core.replay.device.units import RowUnits, Slices, SliceUnits, Units
@@ -63,7 +64,7 @@ class Layout:
         row: Any,
         capacity: int,
         batch_size: int,
-        num_envs: Any,
+        num_envs: int | None,
         slices: Slices | None,
         transform: Any,
         alignment: Alignment,
@@ -76,9 +77,7 @@ class Layout:
         Args:
             row: A tree of objects with the attributes ``shape`` and ``dtype``, and optionally ``held``, the dtype of
                 the field in memory.
-            capacity, batch_size, slices, priorities, order: The arguments of a replay.
-            num_envs: The number of environments, or None for one stream; ``...`` if the caller did not pass
-                ``num_envs``.
+            capacity, batch_size, num_envs, slices, priorities, order: The arguments of a replay.
             transform: A transform or a sequence of transforms; the transforms may read only the batch.
             alignment: The alignment of the rows.
             sampler: A sampler; the call sets the sampler's ``units``. None: the sampler that the other options
@@ -89,7 +88,6 @@ class Layout:
                 combined.
         """
         composition = _composed(transform, alignment)
-        num_envs = _streams(num_envs, slices, composition)
         _check_sizes(capacity, batch_size, num_envs, slices)
         _check_order(order, capacity, batch_size, slices, priorities)
         capacity, fields, reach = int(capacity), flatten(row), 0 if composition is None else composition.reach
@@ -97,10 +95,7 @@ class Layout:
         taken = {"index"} | ({"priority_weight"} if priorities is not None else set())
         taken |= {"mask"} if padded or (slices is None and reach) else set()
         if isinstance(row, Mapping) and not taken.isdisjoint(row):
-            names = sorted(taken & row.keys())
-            raise SchemaError(
-                f"init: expected rows without the fields {names}, which the replay adds to batches; rename these fields"
-            )
+            raise reserved_error("init", taken & row.keys())
         units: Units = RowUnits(reach)
         if slices is not None:
             _check_pad(fields, slices)
@@ -108,7 +103,6 @@ class Layout:
             ids = None if marks.ids is None else fields[marks.ids]
             kind = None if ids is None else str(getattr(ids, "held", ids.dtype)).removeprefix("torch.")
             units = SliceUnits(slices, marks, kind, tiled=order == "epochs")
-        kinds = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}
         if sampler is not None:
             if priorities is not None or order != "random":
                 raise ConfigError(
@@ -120,7 +114,7 @@ class Layout:
             alpha, eps = float(priorities.alpha), float(priorities.eps)
             draws = ByPriority(units=units, tree=SumTree(capacity, alpha, eps, slices is not None))
         else:
-            draws = kinds[order](units=units)
+            draws = {"random": DeviceSampler, "epochs": EpochSampler, "queue": QueueSampler}[order](units=units)
         schedule = None if priorities is None or not callable(priorities.beta) else priorities.beta
         return cls(capacity, num_envs, int(batch_size), draws, composition, alignment, schedule)
 
@@ -201,25 +195,6 @@ def _composed(transform: Any, alignment: Alignment) -> Compose | None:
                 f"transform: expected a transform that needs only the batch, found {part!r}, which {means}"
             )
     return made
-
-
-def _streams(num_envs: Any, slices: Slices | None, transform: Compose | None) -> int | None:
-    """Return the number of environments; None for one stream.
-
-    Raises:
-        ConfigError: ``num_envs`` is not given although each batch combines consecutive rows of one environment. Without
-            ``num_envs``, one step of eight environments, ``[8, ...]``, would count as eight steps of one environment.
-    """
-    if num_envs is not ...:
-        return num_envs  # type: ignore[no-any-return]
-    parts = () if transform is None else transform.transforms
-    readers = [*(["slices"] if slices else []), *(type(part).__name__ for part in parts if getattr(part, "reach", 0))]
-    if not readers:
-        return None
-    raise ConfigError(
-        "num_envs: expected the number of environments, which is needed for "
-        f"{' and '.join(readers)}, found none; num_envs=None means a single stream: rows [n, ...] in the order of time"
-    )
 
 
 def _check_sizes(capacity: int, batch_size: int, num_envs: int | None, slices: Slices | None) -> None:

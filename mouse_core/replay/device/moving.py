@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -10,30 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.nested import FieldKey, map_tree
+from mouse_core.nested import map_tree
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.device.arrays import Arrays, Ring, State
+from mouse_core.replay.device.arrays import Arrays, Read, Ring, State
 from mouse_core.replay.device.layout import Layout
 from mouse_core.replay.device.samplers import DeviceSampler, HostSampler
 from mouse_core.replay.device.units import SliceUnits, one_a_row
 from mouse_core.replay.samplers.episodes import StorageEpisodes
 from mouse_core.replay.storages.array import ArrayStorage
 
-Int64s = npt.NDArray[np.int64]
-
-
-def buffer_like(layout: Layout, beta: Any) -> ReplayBuffer:
-    """Return an empty host buffer that draws the same batches as a replay; ``beta`` is the exponent of importance
-    weights.
-    """
-    storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
-    return ReplayBuffer(storage, layout.sampler.host(beta))
-
 
 def to_host(
-    layout: Layout, xp: Arrays, state: State, ring: Ring, rows: Any, buffer: ReplayBuffer, seed: int, samples: int
-) -> None:
-    """Copy all rows to an empty buffer, which then continues the draws of the replay.
+    layout: Layout, xp: Arrays, state: State, ring: Ring, rows: Any, beta: Any, seed: int, samples: int
+) -> ReplayBuffer:
+    """Return a buffer on the host with all rows of a replay, which continues the draws of the replay.
 
     Args:
         layout: The constants of the replay.
@@ -41,19 +30,15 @@ def to_host(
         state: The state of the sampler.
         ring: The ring.
         rows: The memory of the rows, a tree of NumPy arrays ``[T, ...]`` or ``[T, E, ...]``.
-        buffer: An empty buffer with the capacity of the ring.
+        beta: The exponent of importance weights.
         seed: The seed of the replay.
         samples: The index of the next sample.
-
-    Raises:
-        ConfigError: The buffer is not empty, or has another capacity or ``ndim``.
     """
     sampler, ring = layout.sampler, _known(ring)
     size, cursor, steps = ring.size, ring.cursor, ring.steps
     state = {name: xp.to_numpy(state[name], array) for name, array in sampler.init(Arrays(), ring).items()}
-    _check_fits(buffer, ring, "to_host")
-    if len(buffer):
-        raise ConfigError(f"to_host: expected an empty buffer, found {len(buffer)} rows")
+    storage = ArrayStorage(layout.capacity, ndim=1 if layout.num_envs is None else 2, alignment=layout.alignment)
+    buffer = ReplayBuffer(storage, sampler.host(beta), transform=layout.transform, batch_size=layout.batch_size)
     lost = np.zeros(ring.envs, np.int64)
     if size and "phases" in state:
         # The number of evicted steps of each oldest episode is known only modulo the period.
@@ -68,7 +53,7 @@ def to_host(
     found = buffer.sampler.state_dict()
     if isinstance(buffer.sampler, HostSampler):
         found = found | {"state": state}
-    elif isinstance(buffer.sampler, sampler.host_kind):
+    else:
         found = found | sampler.host_state(state, ring, buffer.sampler, layout.batch_size)
     if len(found.get("begins", ())):
         _, kept, base, end = found["steps"].tolist()
@@ -77,6 +62,7 @@ def to_host(
         found = found | {"begins": begins}
     known = {"kind": type(buffer.sampler).__name__, "state": found}
     buffer.load_state_dict({**buffer.state_dict(), "seed": seed, "samples": samples, "sampler": known})
+    return buffer
 
 
 def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
@@ -89,8 +75,13 @@ def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
     Raises:
         ConfigError: The replay is not empty or has another capacity, or the buffer's rows are not in order.
     """
-    ring = _known(ring)
-    _check_fits(buffer, ring, "from_host")
+    ring, storage = _known(ring), buffer.storage
+    wanted = ring.capacity, 1 if ring.num_envs is None else 2
+    if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != ring.envs):
+        raise ConfigError(
+            f"from_host: expected a storage with capacity {wanted[0]} and ndim {wanted[1]}, of {ring.envs} "
+            f"environments, found {storage!r}"
+        )
     if not buffer.writer.ordered:
         raise ConfigError(
             f"from_host: expected a writer that keeps rows in the order of writing, found {buffer.writer!r}"
@@ -110,7 +101,7 @@ def state_from_host(
     xp: Arrays,
     state: State,
     ring: Ring,
-    fields: Mapping[FieldKey, Any],
+    read: Read,
     buffer: ReplayBuffer,
     seed: Any,
 ) -> State:
@@ -121,7 +112,7 @@ def state_from_host(
         xp: The array functions of the state's framework.
         state: The state without rows.
         ring: The ring of the buffer's rows, from ``rows_from_host``.
-        fields: The rows in NumPy by field, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.
+        read: A function that returns a field of the rows in NumPy, ``[n, ...]`` or ``[n, E, ...]``, the oldest first.
         buffer: The buffer.
         seed: The seed of the buffer, in the framework's representation.
     """
@@ -132,10 +123,10 @@ def state_from_host(
         rule = sampler.units
         lost, key = _lost_in_buffer(rule, buffer, ring.envs), rule.marks.ids
         if lost.any():
-            ids = None if key is None else one_a_row(key, fields[key], (size, ring.envs))[0]
+            ids = None if key is None else one_a_row(key, read(key), (size, ring.envs))[0]
             found = rule.cut_off(host, found, lost, ids)
-    found = sampler.units.extend(host, found, fields, size, before)
-    found = sampler.settle(host, found, fields, size, ring)
+    found = sampler.units.extend(host, found, read, size, before)
+    found = sampler.settle(host, found, read, size, ring)
     if isinstance(buffer.sampler, HostSampler):
         found = buffer.sampler.settled(buffer.storage)
     elif isinstance(buffer.sampler, sampler.host_kind):
@@ -148,17 +139,7 @@ def _known(ring: Ring) -> Ring:
     return ring._replace(cursor=int(ring.cursor), size=int(ring.size))
 
 
-def _check_fits(buffer: ReplayBuffer, ring: Ring, caller: str) -> None:
-    """Raise ConfigError if a row of the ring would have a different slot in the buffer."""
-    storage, wanted = buffer.storage, (ring.capacity, 1 if ring.num_envs is None else 2)
-    if (storage.capacity, storage.ndim) != wanted or (len(buffer) and storage.num_envs != ring.envs):
-        raise ConfigError(
-            f"{caller}: expected a storage with capacity {wanted[0]} and ndim {wanted[1]}, of {ring.envs} "
-            f"environments, found {storage!r}"
-        )
-
-
-def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> Int64s:
+def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> npt.NDArray[np.int64]:
     """Return, for each environment, how many steps of its oldest episode were overwritten, ``[E]``; 0 if this number is
     unknown or has no effect.
     """
@@ -167,5 +148,5 @@ def _lost_in_buffer(rule: SliceUnits, buffer: ReplayBuffer, num_envs: int) -> In
         return np.zeros(num_envs, np.int64)
     episodes = StorageEpisodes(slices.traj_key, slices.end_key, slices.truncated_key).settled(buffer.storage)
     begin, _, _ = episodes.episode_of(np.full(num_envs, episodes.begin), np.arange(num_envs))
-    lost: Int64s = episodes.begin - begin
+    lost: npt.NDArray[np.int64] = episodes.begin - begin
     return lost

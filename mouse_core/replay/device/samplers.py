@@ -6,7 +6,7 @@ torch and JAX adapters store the state, and call the functions in eager and in c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,9 +14,8 @@ import numpy as np
 
 from mouse_core.dtypes import kind_of
 from mouse_core.errors import ConfigError, StateError
-from mouse_core.nested import FieldKey
 from mouse_core.randomness import Key
-from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Ring, State
+from mouse_core.replay.device.arrays import FAN, SHIFT, Arrays, DrawKey, Read, Ring, State
 from mouse_core.replay.device.sum_tree import SumTree, touched
 from mouse_core.replay.device.units import RowPlan, RowUnits, SliceUnits, Units
 from mouse_core.replay.protocols import Draw, Sampler, Storage, Write
@@ -30,7 +29,7 @@ from mouse_core.replay.samplers.rows import (
     rows_in,
 )
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
-from mouse_core.replay.samplers.weighing import powers, shape_like, weighed
+from mouse_core.replay.samplers.weighing import check_priorities, powers, shape_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +70,14 @@ class DeviceSampler:
         """Return the state of an empty replay."""
         return self.units.init(xp, ring)
 
-    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
         """Return the state after a write that ``units.extend`` has already counted. The call may write to the arrays of
         ``state``.
 
         Args:
             xp: The array functions of the framework.
             state: The state.
-            fields: The written time steps by field, ``[count, ...]`` or ``[count, E, ...]``.
+            read: A function that returns a field of the written time steps, ``[count, ...]`` or ``[count, E, ...]``.
             count: Number of time steps.
             ring: The ring after the write.
         """
@@ -158,7 +157,7 @@ class EpochSampler(DeviceSampler):
         epoch = {name: xp.full((), 0, kind) for name, kind in kinds.items()}
         return super().init(xp, ring) | epoch | xp.no_order(ring.capacity)
 
-    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
         """If the units are slices, end the epoch, because a write changes the slices."""
         if isinstance(self.units, RowUnits):
             return state
@@ -221,7 +220,7 @@ class QueueSampler(DeviceSampler):
         """Return the state of an empty queue."""
         return super().init(xp, ring) | {"left": xp.full((), 0, "index")}
 
-    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
         """Add the written rows to the queue."""
         return state | {"left": (state["left"] + count * ring.envs).clip(max=ring.capacity)}
 
@@ -281,11 +280,12 @@ class ByPriority(DeviceSampler):
         """Return a state in which all weights are 0."""
         return super().init(xp, ring) | self.tree.init(xp)
 
-    def settle(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+    def settle(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
         """Give the newest time steps the largest priority, and mark the rows at which slices begin."""
         envs, steps, capacity = ring.envs, ring.steps, ring.capacity
         begin = (ring.cursor - count) % steps * envs
-        state = self.tree.fill(xp, state, (begin + xp.range(count * envs)) % capacity)
+        slots = (begin + xp.range(count * envs)) % capacity
+        state = state | {"sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
         if isinstance(self.units, RowUnits):
             nodes = touched(xp, begin, count * envs, capacity)
         else:
@@ -366,13 +366,8 @@ class ByPriority(DeviceSampler):
         plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
         return state, plan._replace(times=times, left=total)
 
-    def update(self, xp: Arrays, state: State, ring: Ring, slots: Any, priority: Any) -> State:
-        """Return the state with new priorities for some slots; see ``SumTree.update``."""
-        return self.tree.update(xp, state, ring.rows, slots, priority)
-
-    def checked(self, slots: Any, priority: Any, rows: int) -> tuple[Any, Any, Any]:
-        """Check an update of priorities; return the slots, their priorities and their weights as NumPy arrays, without
-        negative slots.
+    def check_update(self, slots: Any, priority: Any, rows: int) -> None:
+        """Check an update of priorities; negative slots and their priorities are ignored.
 
         Args:
             slots, priority: NumPy arrays, ``[n]``.
@@ -382,13 +377,9 @@ class ByPriority(DeviceSampler):
             DataError: A priority is negative, not finite, or too large for the capacity.
             IndexError: A slot is not in use.
         """
-        there = slots >= 0
-        if not there.all():
-            slots, priority = slots[there], priority[there]
-        units = weighed(priority, self.tree.capacity, self.tree.alpha, self.tree.eps)
+        check_priorities(priority[slots >= 0], self.tree.capacity, self.tree.alpha, self.tree.eps)
         if slots.size and slots.max() >= rows:
             raise IndexError(f"set_priorities: expected slots in 0..{rows - 1}, found {slots.max()}")
-        return slots, priority, units
 
 
 def priorities_of(xp: Arrays, sampler: DeviceSampler, indices: Any, priorities: Any) -> tuple[ByPriority, Any, Any]:
@@ -461,11 +452,11 @@ class HostSampler(BaseSampler):
             self._extend(storage, lambda key: storage.read(key, slots), first, count)
         return self._now
 
-    def _extend(self, storage: Storage, read: Callable[[FieldKey], Any], first: int, count: int) -> None:
-        before, after, fields = _ring(storage, first), _ring(storage, first + count), Reads(read)
+    def _extend(self, storage: Storage, read: Read, first: int, count: int) -> None:
+        before, after = _ring(storage, first), _ring(storage, first + count)
         state, steps = self._now or self.sampler.init(self._arrays, before), count // before.envs
-        state = self.sampler.units.extend(self._arrays, state, fields, steps, before)
-        self._now = self.sampler.settle(self._arrays, state, fields, steps, after)
+        state = self.sampler.units.extend(self._arrays, state, read, steps, before)
+        self._now = self.sampler.settle(self._arrays, state, read, steps, after)
         self._capacity = storage.capacity
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -493,16 +484,6 @@ class HostSampler(BaseSampler):
         if state and (not isinstance(state, Mapping) or state.keys() != like.keys()):
             raise StateError(f"sampler: expected the arrays {sorted(like)} as state, found {state!r:.80}")
         self._now = None if state is None else _copied(state)
-
-
-class Reads(dict[FieldKey, Any]):
-    """The fields of rows by name; each field is read when it is first accessed."""
-
-    def __init__(self, read: Callable[[FieldKey], Any]) -> None:
-        self._read = read
-
-    def __missing__(self, key: FieldKey) -> Any:
-        return self._read(key)
 
 
 def _copied(state: State) -> State:

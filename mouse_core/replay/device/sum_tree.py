@@ -23,7 +23,7 @@ class SumTree:
     The first level contains the weights of the replay's rows, indexed by slot; the last level is a single row. The tree
     consists of these arrays of a state:
 
-    - ``sums``: the weights and their sums, wide ``[R, 16]``;
+    - ``sums``: the weights and their sums, wide ``[R + 1, 16]``; the last row is not used;
     - ``least``: the smallest positive weight among the leaves below each node, float32 ``[R', 16]``, for all levels
       except the first;
     - ``begins``: whether a slice begins at each row, bool, in the shape of the first level; other rows are not drawn;
@@ -57,7 +57,10 @@ class SumTree:
     def init(self, xp: Arrays) -> State:
         """Return a tree in which all weights are 0 and new rows get priority 1."""
         end, first = self.starts[-1], self.starts[1]
-        state = {"sums": xp.wide_memory(end), "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float")}
+        state = {
+            "sums": xp.wide_memory(end + 1),
+            "least": xp.full((max(end - first, 1), FAN), float(_NO_WEIGHT), "float"),
+        }
         if self.sliced:
             state["begins"] = xp.full((first, FAN), False, "bool")
         largest = xp.full((1,), 1, "float")
@@ -155,10 +158,6 @@ class SumTree:
             # come first.
             return xp.behind(slots, times), times, total
 
-    def fill(self, xp: Arrays, state: State, slots: Any) -> State:
-        """Give distinct slots the weight of new rows; the caller must then call ``refresh``."""
-        return state | {"sums": xp.scatter(state["sums"], slots, state["fresh"], unique=True)}
-
     def update(self, xp: Arrays, state: State, rows: Any, slots: Any, priority: Any) -> State:
         """Set the priorities of slots, float32 ``[n]``; if a slot occurs twice, its last priority counts.
 
@@ -177,16 +176,6 @@ class SumTree:
         sums = xp.overwrite(state["sums"], slots, there, new[:-1])
         changed = state | {"sums": sums, "fresh": new[-1], "largest": largest}
         return self.refresh(xp, changed, xp.where(there, slots, 0) >> SHIFT)
-
-    def put(self, xp: Arrays, state: State, slots: Any, priority: Any, units: Any) -> State:
-        """Perform ``update`` in NumPy; the slots, their priorities and their weights (``units``) are already
-        checked.
-        """
-        changed = state | {"sums": xp.scatter(state["sums"], slots, units)}
-        largest = priority.argmax()
-        if priority[largest] > state["largest"]:
-            changed |= {"fresh": units[largest], "largest": priority[largest]}
-        return self.refresh(xp, changed, slots >> SHIFT)
 
     def assign(self, xp: Arrays, state: State, units: Any, largest: float) -> State:
         """Set the weights of the first slots to ``units``, wide ``[n]``, and the priority of new rows to

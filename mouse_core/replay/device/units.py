@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.nested import FieldKey, flatten, map_tree
-from mouse_core.replay.device.arrays import Arrays, Ring, State
+from mouse_core.replay.device.arrays import Arrays, Read, Ring, State
 from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_core.spec import check_count
 
@@ -30,8 +30,8 @@ class RowPlan(NamedTuple):
     """The rows of a batch.
 
     Attributes:
-        read: The addresses of the rows, from ``Arrays.addresses``, ``[B]`` or ``[B, S]``.
-        index: The slots of the rows, which the batch returns to the caller, ``[B]`` or ``[B, S]``.
+        read: The slots of the rows that are gathered, ``[B]`` or ``[B, S]``.
+        index: The slots that the batch returns to the caller, ``[B]`` or ``[B, S]``.
         mask: Whether each row exists, bool ``[B, S]``; None: all rows exist.
         traj_id: The trajectory number of each slice, ``[B, 1]``; None for single rows, or if ``ids`` names a field.
         ids: The field of the rows with the trajectory number of each slice.
@@ -93,7 +93,7 @@ class RowUnits:
         """Return an empty state."""
         return {}
 
-    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
+    def extend(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
         """Return the state unchanged."""
         return state
 
@@ -116,12 +116,12 @@ class RowUnits:
     def plan(self, xp: Arrays, state: State, ring: Ring, slot: Any) -> RowPlan:
         """Return the plan that reads the rows in slots ``[B]``, and the following rows that transforms need."""
         if not self.reach:
-            return RowPlan(xp.row_addresses(slot, ring.num_envs), slot)
+            return RowPlan(slot, slot)
         # The newest row of a stream is repeated in place of rows behind it.
-        step, env = (slot, slot) if ring.num_envs is None else (slot // ring.envs, slot % ring.envs)
+        step, env = ring.split(slot)
         age = ((ring.cursor - 1 - step) % ring.steps)[:, None]
         behind = xp.range(self.reach + 1)
-        read, _ = xp.addresses((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None], ring.num_envs)
+        read = ring.slots_of((step[:, None] + xp.minimum(behind, age)) % ring.steps, env[:, None])
         return RowPlan(read, slot, behind <= age)
 
 
@@ -224,8 +224,7 @@ class SliceUnits:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of the corresponding sampler of slices on the host."""
-        names = ("sequence_length", "pad", "end_key", "truncated_key", "traj_key", "period")
-        return {name: getattr(self.slices, name) for name in names}
+        return {name: value for name, value in vars(self.slices).items() if name != "_fills"}
 
     @property
     def every(self) -> int:
@@ -247,18 +246,19 @@ class SliceUnits:
         index |= {"position": xp.full(envs, 0, "index"), "ended": xp.full(envs, True, "bool")}
         return index if self.ids is None else index | {"last_id": xp.full(envs, 0, self.ids)}
 
-    def extend(self, xp: Arrays, state: State, fields: Mapping[FieldKey, Any], count: int, ring: Ring) -> State:
-        """Return the state after a write of ``count`` time steps of ``fields`` at the cursor of the ring.
+    def extend(self, xp: Arrays, state: State, read: Read, count: int, ring: Ring) -> State:
+        """Return the state after a write of ``count`` time steps at the cursor of the ring; ``read`` returns
+        the fields of these time steps.
 
         The returned state is the same as if the time steps were written one by one.
         """
         length, every, shape = self.slices.sequence_length, self.every, (count, ring.envs)
         ends = xp.full(shape, False, "bool")
         for key in self.marks.ends:
-            ends = ends | (one_a_row(key, fields[key], shape) != 0)
+            ends = ends | (one_a_row(key, read(key), shape) != 0)
         new, ids = xp.concat([state["ended"][None], ends[:-1]]), None
         if self.marks.ids is not None:
-            ids = one_a_row(self.marks.ids, fields[self.marks.ids], shape)
+            ids = one_a_row(self.marks.ids, read(self.marks.ids), shape)
             new = new | (ids != xp.concat([state["last_id"][None], ids[:-1]]))
         row = xp.range(count)[:, None]
         begin = xp.running_max(xp.where(new, row, -1))
@@ -303,7 +303,7 @@ class SliceUnits:
         """Return the limits of the drawable slices."""
         size, length, every = ring.size, self.slices.sequence_length, self.every
         envs, windows, numbers, made = xp.range(ring.envs), state["windows"], state["numbers"], state["made"]
-        none = envs * 0
+        none = (envs + size) * 0  # in ``jax.shard_map``, varying over shards like the size
         oldest = xp.slots(ring, none)
 
         def before(row: Any) -> Any:
@@ -353,7 +353,7 @@ class SliceUnits:
             start = row
         elif self.padded:
             numbers = state["numbers"]
-            number, above = xp.one_by_one(lambda looked: xp.at(numbers, xp.slots(ring, looked), env), (row, row - 1))
+            number, above = (xp.at(numbers, xp.slots(ring, looked), env) for looked in (row, row - 1))
             start = xp.where(number != above, row, start)
         if beside:
             start = xp.where(later < 0, ranks * self.every if self.tiled else first, start)
@@ -363,7 +363,7 @@ class SliceUnits:
         """Return the slices that begin in the given slots. Without padding, some slots are not the first row of any
         slice; see ``find``.
         """
-        step, env = (slots, slots * 0) if ring.envs == 1 else (slots // ring.envs, slots % ring.envs)
+        step, env = ring.split(slots)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
 
     def plan(self, xp: Arrays, state: State, ring: Ring, windows: Windows) -> RowPlan:
@@ -387,14 +387,14 @@ class SliceUnits:
             number, mask = number[:, :1], (number == number[:, :1]) & (row < ring.size)
             count = xp.once(xp.cast(mask.sum(-1), "index"))
             row = xp.minimum(row, start + count[:, None] - 1)
-        read, index = xp.addresses(xp.once(xp.slots(ring, row)), env, ring.num_envs)
+        index = ring.slots_of(xp.once(xp.slots(ring, row)), env)
         pad = None if isinstance(slices.pad, bool) else slices.pad
         if marks.numbers and marks.ids is not None:
-            return RowPlan(read, index, mask, ids=marks.ids, pad=pad)
+            return RowPlan(index, index, mask, ids=marks.ids, pad=pad)
         # Numbers of one environment differ by multiples of the number of environments, so every episode has a unique
         # number.
         traj_id = xp.cast(number - 1, "index") * ring.envs + env
-        return RowPlan(read, index, mask, traj_id, pad=pad)
+        return RowPlan(index, index, mask, traj_id, pad=pad)
 
 
 Units = RowUnits | SliceUnits

@@ -94,13 +94,10 @@ class SumTree:
                 self._add_up(level, 0, len(self._sums[level + 1]))
                 continue
             nodes = nodes >> _SHIFT
-            children = self._sums[level].reshape(-1, _FAN).take(nodes, axis=0)
-            self._sums[level + 1][nodes] = np.add.reduce(children, axis=1)
-            if level:
-                words = self._mins[level - 1].reshape(-1, _FAN).take(nodes, axis=0)
-            else:
-                words = children.view(np.uint64) - _ONE
-            self._mins[level][nodes] = np.minimum.reduce(words, axis=1)
+            children = _columns(self._sums[level], nodes)
+            words = _columns(self._mins[level - 1], nodes) if level else children.view(np.uint64) - _ONE
+            self._sums[level + 1][nodes] = np.add.reduce(children)
+            self._mins[level][nodes] = np.minimum.reduce(words)
 
     def fill(self, begin: int, end: int, weight: int) -> None:
         """Set the same weight for all indices ``begin .. end - 1``."""
@@ -169,6 +166,13 @@ class SumTree:
         parents = slice(begin, begin + len(children) // _FAN)  # the level's last nodes may have no children
         self._sums[level + 1][parents] = np.add.reduce(children.reshape(-1, _FAN), axis=1)
         self._mins[level][parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)
+
+
+def _columns(level: npt.NDArray[Any], nodes: Int64s) -> npt.NDArray[Any]:
+    """Return the children of nodes as columns, ``[16, n]``, because NumPy reduces the first axis faster than the
+    second.
+    """
+    return np.ascontiguousarray(level.reshape(-1, _FAN).take(nodes, axis=0).T)
 
 
 def scaled(words: Words, total: int) -> Int64s:

@@ -217,20 +217,23 @@ def weighed(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float)
     Raises:
         DataError: A priority is negative, not finite in float32, or above the limit for ``capacity`` rows.
     """
+    return _weighed(check_priorities(priority, capacity, alpha, eps), eps, powers(alpha))
+
+
+def check_priorities(priority: npt.NDArray[Any], capacity: int, alpha: float, eps: float) -> npt.NDArray[np.float32]:
+    """Return priorities as float32; raise the errors of ``weighed``."""
     narrow = narrowed(priority)
+    if not narrow.size:
+        return narrow
     # If any priority is NaN, the minimum is NaN, which fails every comparison.
-    if narrow.size and not (narrow.min() >= 0 and narrow.max() < np.inf):
+    most, largest = narrow.max(), largest_priority(capacity, alpha, eps)
+    if not (narrow.min() >= 0 and most < np.inf):
         wrong = ~((narrow >= 0) & (narrow < np.inf))
         raise _refusal("finite priorities of 0 or more", priority, wrong, alpha, eps)
-    tables = powers(alpha)
-    weights: Int64s = _weighed(narrow, eps, tables)
-    most = largest_weight(capacity, tables)
-    if weights.size and weights.max() > most:
-        largest = largest_priority(most, alpha, eps)
-        raise _refusal(
-            f"priorities up to {largest:.6g} for a capacity of {capacity} rows", priority, weights > most, alpha, eps
-        )
-    return weights
+    if most > largest:
+        expected = f"priorities up to {largest:.6g} for a capacity of {capacity} rows"
+        raise _refusal(expected, priority, narrow > largest, alpha, eps)
+    return narrow
 
 
 def _weighed(priority: npt.NDArray[np.float32], eps: float, tables: Powers) -> Int64s:
@@ -271,9 +274,11 @@ def largest_weight(capacity: int, tables: Powers) -> int:
     return min(tables.most, ((1 << 63) - 1) // capacity)
 
 
-def largest_priority(most: int, alpha: float, eps: float) -> float:
-    """Return the largest float32 priority whose weight is at most ``most``."""
+@lru_cache(maxsize=64)
+def largest_priority(capacity: int, alpha: float, eps: float) -> float:
+    """Return the largest float32 priority of a row in a buffer of ``capacity`` rows; see ``largest_weight``."""
     tables = powers(alpha)
+    most = largest_weight(capacity, tables)
     low, high = 0, 0x7F7FFFFF  # a larger float has larger bits, and at least the same weight
     while low < high:
         middle = (low + high + 1) // 2
