@@ -221,6 +221,12 @@ def test_batches_of_several_replays_are_those_of_the_host(make: Make) -> None:
             "at most 12, the capacity in time steps.* found 13",
         ),
         ({"slices": core.Slices(sequence_length=3, period=2**30)}, ConfigError, "period: expected less than 2\\*\\*30"),
+        (
+            {"num_envs": ..., "slices": core.Slices(sequence_length=3)},
+            ConfigError,
+            "num_envs: .* which slices",
+        ),
+        ({"num_envs": ..., "transform": core.NextView()}, ConfigError, "num_envs: .* which slices"),
         ({"seed": -1}, ConfigError, "seed: expected an integer"),
         ({"order": "newest"}, ConfigError, "order: expected one of"),
         (

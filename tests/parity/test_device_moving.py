@@ -56,12 +56,6 @@ def same(found: Any, expected: dict[str, Any]) -> None:
         np.testing.assert_array_equal(np.asarray(values, np.float32), np.asarray(expected[name], np.float32))
 
 
-def loaded(empty: device.Replay, path: Path) -> tuple[device.Replay, int]:
-    held = device.to_host(empty)
-    held.loads(path)
-    return device.from_host(empty, held), held.stats()["samples"]
-
-
 grow = jax.jit(device.add)
 draw = jax.jit(device.sample)
 
@@ -71,7 +65,7 @@ def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: in
     state = made(envs)
     for number in range(writes):
         state = grow(state, rows(number * 4, 4, envs))
-    device.to_host(state, samples=2).dumps(tmp_path / "device")
+    device.dumps(state, tmp_path / "device", samples=2)
     more = rows(writes * 4, 4, envs)
     expected = [draw(grow(state, more), number) for number in (2, 3)]
     for name, package in (("numpy", replay), ("torch", mouse_torch), ("jax", mouse_jax)):
@@ -81,7 +75,7 @@ def test_one_file_serves_device_numpy_torch_and_jax(envs: int | None, writes: in
         moved.extend(more)
         for batch in expected:
             same(moved.sample(), batch)
-        back, samples = loaded(made(envs, seed=1), tmp_path / name)
+        back, samples = device.loads(made(envs, seed=1), tmp_path / name)
         assert samples == 2
         same(draw(grow(back, more), samples), expected[0])
 
@@ -98,14 +92,14 @@ def test_a_file_goes_to_torch_and_back(tmp_path: Path) -> None:
     one = {"four": np.uint8(0), "half": jnp.bfloat16(0)}
     numbers = {"four": np.arange(6, dtype=np.uint8), "half": jnp.arange(6, dtype=jnp.bfloat16)}
     state = device.add(device.init(one, 8, batch_size=4, num_envs=None), numbers)
-    device.to_host(state).dumps(tmp_path / "jax")
+    device.dumps(state, tmp_path / "jax")
     example = {"four": np.uint8(0), "half": torch.zeros((), dtype=torch.bfloat16)}
     moved = mouse_torch.device.Replay(example, 8, batch_size=4, num_envs=None)
     held = moved.to_host()
     held.loads(tmp_path / "jax")
     moved.from_host(held)
     moved.to_host().dumps(tmp_path / "torch")
-    back, _ = loaded(device.init(one, 8, batch_size=4, num_envs=None), tmp_path / "torch")
+    back, _ = device.loads(device.init(one, 8, batch_size=4, num_envs=None), tmp_path / "torch")
     batch, other = device.sample(back, 0), moved.sample()
     for name in one:
         assert (np.asarray(batch[name], np.float32) == batch["index"]).all()
@@ -162,4 +156,4 @@ def test_what_does_not_fit_is_not_moved(tmp_path: Path) -> None:
         (device.init({"reward": 0}, 12, batch_size=1, num_envs=None), SchemaError, "expected int32, found float32"),
     ):
         with pytest.raises(error, match=words):
-            loaded(other, tmp_path / "rows")
+            device.loads(other, tmp_path / "rows")

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from os import PathLike
+from types import EllipsisType
 from typing import Any, cast
 
 import jax
@@ -112,7 +114,7 @@ def init(
     capacity: int,
     *,
     batch_size: int,
-    num_envs: int | None,
+    num_envs: int | EllipsisType | None = ...,
     slices: Slices | None = None,
     transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     alignment: Alignment = "outgoing",
@@ -130,7 +132,8 @@ def init(
             overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
+            transforms that read the next rows, need this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Traceable functions that take and return a batch, applied in order: transforms of
             ``mouse_core.replay`` that draw no random numbers and read only the batch, such as ``NStep`` and
@@ -503,6 +506,20 @@ def sample_ensemble(
 
 
 # ------------------------------------------------------------------ to and from the host
+
+
+def dumps(replay: Replay, path: str | PathLike[str], *, samples: int = 0) -> None:
+    """Save a replay to a file, like ``to_host(replay, samples=samples).dumps(path)``."""
+    to_host(replay, samples=samples).dumps(path)
+
+
+def loads(replay: Replay, path: str | PathLike[str]) -> tuple[Replay, int]:
+    """Return a replay with the rows of a file, and the index of the next sample; ``replay`` is an empty replay with the
+    same options as the saved replay or buffer.
+    """
+    buffer = to_host(replay)
+    buffer.loads(path)
+    return from_host(replay, buffer), buffer.stats()["samples"]
 
 
 def to_host(replay: Replay, *, samples: int = 0) -> ReplayBuffer:

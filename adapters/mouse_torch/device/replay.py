@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class Replay(BufferModule):
             overwrite the oldest rows.
         batch_size: The default number of rows or slices in a batch, B.
         num_envs: Number of environments, whose rows are written side by side, ``[time, env]``; each environment is a
-            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time.
+            stream. If ``num_envs`` is None, all rows are one stream, ``[n, ...]`` in the order of time. Slices, and
+            transforms that read the next rows, need this argument.
         slices: The options of slices, if batches consist of slices; None: batches consist of single rows.
         transform: Functions that take and return a batch, applied in order: transforms of ``mouse_core.replay`` that
             draw no random numbers and read only the batch, such as ``NStep`` and ``NextView``, or your own functions.
@@ -94,7 +96,7 @@ class Replay(BufferModule):
         capacity: int,
         *,
         batch_size: int,
-        num_envs: int | None,
+        num_envs: int | EllipsisType | None = ...,
         slices: Slices | None = None,
         transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         alignment: Alignment = "outgoing",

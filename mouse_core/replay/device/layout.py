@@ -64,7 +64,7 @@ class Layout:
         row: Any,
         capacity: int,
         batch_size: int,
-        num_envs: int | None,
+        num_envs: Any,
         slices: Slices | None,
         transform: Any,
         alignment: Alignment,
@@ -77,7 +77,9 @@ class Layout:
         Args:
             row: A tree of objects with the attributes ``shape`` and ``dtype``, and optionally ``held``, the dtype of
                 the field in memory.
-            capacity, batch_size, num_envs, slices, priorities, order: The arguments of a replay.
+            capacity, batch_size, slices, priorities, order: The arguments of a replay.
+            num_envs: The number of environments, or None for one stream; ``...`` if the caller did not pass
+                ``num_envs``.
             transform: A transform or a sequence of transforms; the transforms may read only the batch.
             alignment: The alignment of the rows.
             sampler: A sampler; the call sets the sampler's ``units``. None: the sampler that the other options
@@ -88,6 +90,14 @@ class Layout:
                 combined.
         """
         composition = _composed(transform, alignment)
+        if num_envs is ...:
+            # One step of eight environments, ``[8, ...]``, would count as eight steps of one environment.
+            if slices is not None or (composition is not None and composition.reach):
+                raise ConfigError(
+                    "num_envs: expected the number of environments, which slices and transforms of following rows "
+                    "need, found none; num_envs=None means a single stream: rows [n, ...] in the order of time"
+                )
+            num_envs = None
         _check_sizes(capacity, batch_size, num_envs, slices)
         _check_order(order, capacity, batch_size, slices, priorities)
         capacity, fields, reach = int(capacity), flatten(row), 0 if composition is None else composition.reach
