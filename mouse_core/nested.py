@@ -298,7 +298,7 @@ def lists_of(structure: Structure, path: _Path = ()) -> set[_Path]:
 
 def _is_flat(tree: Any) -> bool:
     """Whether a tree is a dict of arrays, numbers and texts, without nested nodes, as most rows are."""
-    return type(tree) is dict and bool(tree) and _FLAT.issuperset(map(type, tree.values()))
+    return type(tree) is dict and len(tree) > 0 and _FLAT.issuperset(map(type, tree.values()))
 
 
 def _is_plain(tree: Any) -> bool:
