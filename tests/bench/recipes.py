@@ -11,6 +11,7 @@ idle. Windows of litdata and MosaicML's streaming do not overlap, as a sample of
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import runpy
 import statistics
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks-recipes.md"
 # This file as a module, without the folder `tests`, as some environments have another package of this name.
 CHILD = "import json, os, runpy, sys; measured = runpy.run_path(sys.argv[1])['measured']\n"
 CHILD += "print(measured(*json.loads(sys.argv[2])), flush=True); os._exit(0)"
@@ -59,8 +62,9 @@ def loaded(dataset: Any, batch: int, workers: int, **options: Any) -> Batches:
     return endless(DataLoader(dataset, batch, num_workers=workers, **more, **options))
 
 
+@cache
 def beside_lerobot(name: str) -> Callable[[], Any]:
-    """A function that LeRobot's tests need, too."""
+    """A function that LeRobot's tests need, too; what it holds stays."""
     function: Callable[[], Any] = runpy.run_path(str(ROOT / "tests/lerobot/environment.py"))[name]
     return function
 
@@ -151,6 +155,9 @@ def mosaic(folder: Path, batch: int, length: int, workers: int) -> Batches:
     """DataLoader over MosaicML's StreamingDataset of windows."""
     beside_lerobot("load_torchvision")()
     from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
 
     target = folder / f"mosaic-{length}"
     if not target.exists():
@@ -243,11 +250,14 @@ def write_data(folder: Path, rows: int) -> None:
 
 def main() -> None:
     """Write the steps, measure in turns, and print the table."""
+    from tests.bench.measuring import machine
+
     parser = argparse.ArgumentParser(prog="python -m tests.bench.recipes", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--data", type=Path, required=True, help="where the steps are written and kept, 1 GB")
     parser.add_argument("--pythons", nargs="*", default=[], help="more Pythons, which have other packages")
     parser.add_argument("--rows", type=int, default=200_000, help="steps of six columns, 180 bytes each")
     parser.add_argument("--rounds", type=int, default=3, help="how many turns (3)")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/benchmarks-recipes.md")
     chosen = parser.parse_args()
     write_data(chosen.data, chosen.rows)
     found = {python: versions(python) for python in (sys.executable, *chosen.pythons)}
@@ -269,8 +279,10 @@ def main() -> None:
             command = [str(places[name]), "-c", CHILD, __file__, asked]
             said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
             times[name, shape, workers].append(float(said.split()[-1]))
-    print("| recipe | version |" + "".join(f" {list(shape)}, us a batch | times ours |" for shape in SHAPES))
-    print("| --- | --- |" + " --- | --- |" * len(SHAPES))
+    lines = [
+        "| recipe | version |" + "".join(f" {list(shape)}, us a batch | times ours |" for shape in SHAPES),
+        "| --- | --- |" + " --- | --- |" * len(SHAPES),
+    ]
     for name, (_, title, needs, tried) in RECIPES.items():
         cells = [title, found[places[name] or sys.executable].get(needs, "not installed")]
         for shape in SHAPES if places[name] else ():
@@ -279,7 +291,13 @@ def main() -> None:
             ratio = statistics.median(one / other for one, other in zip(best, ours, strict=True))
             low, middle, high = (1e6 * of(best) for of in (min, statistics.median, max))
             cells += [f"{middle:,.0f} ({low:,.0f} to {high:,.0f})", f"{ratio:,.1f}"]
-        print(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |")
+    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+    lines += ["", f"{chosen.rounds} rounds of {chosen.rows:,} steps on {datetime.date.today()}: {facts}."]
+    print("\n".join(lines))
+    if chosen.page:
+        text = PAGE.read_text(encoding="utf-8").partition("| recipe |")[0]
+        PAGE.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
