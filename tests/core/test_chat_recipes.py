@@ -290,7 +290,7 @@ def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path) -> None:
     refused([{"messages": [{"content": "of nobody"}]}], "row 0: chat, message 0: expected a dict with a role")
     refused([{"messages": [{"role": "user", "content": {1}}]}], "rows 0..0: .*set is not JSON")
     deep = "[" * 100_000 + "]" * 100_000
-    refused([{"messages": deep}], "row 0: maximum recursion depth")
+    refused([{"messages": deep}], "row 0: column 'messages': expected messages as JSON, .*: maximum recursion depth")
     (tmp_path / "deep.jsonl").write_text(deep)
     refused(tmp_path / "deep.jsonl", "line 1: expected JSON, found: maximum recursion")
     refused(["a text"], "expected a list or a dict, found 'a text' in row 0")

@@ -36,6 +36,8 @@ Row = dict[str, Any]
 
 
 class Model:
+    """What a buffer should hold: rows by slot, in a list."""
+
     def __init__(self, capacity: int, best: bool) -> None:
         self.capacity, self.best = capacity, best
         self.slots: list[Row] = []
@@ -160,6 +162,28 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer.empty()
         self.model = Model(self.capacity, self.best)
 
+    @rule()
+    def write_nonsense(self) -> None:
+        if self.kind == "list" or not self.model.slots:
+            return
+        good = self._row(9, False)
+        for bad in (
+            {**good, "rank": np.float64(9)},
+            {**good, "more": 1},
+            {"rank": np.float32(9)},
+            {**good, "nested": 1},
+        ):
+            with pytest.raises(MouseError):
+                self.buffer.append(bad)
+            with pytest.raises(MouseError):
+                self.buffer.extend([good, bad])
+            if "more" in bad and len(self.model.slots) == 1:
+                continue  # a new field may be set where all rows are given it
+            with pytest.raises(MouseError):
+                self.buffer[0] = bad
+        with pytest.raises(IndexError):
+            self.buffer[len(self.model.slots)]
+
     def _sample(self, buffer: ReplayBuffer, size: int) -> dict[str, Any] | None:
         try:
             return buffer.sample(size)  # type: ignore[no-any-return]
@@ -171,29 +195,50 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 4))
     def sample(self, size: int) -> None:
+        slices = "slices" in self.sampler or self.sampler in ("trajectories", "padded")
+        length = 3 if self.sampler == "padded" else 2
         batch = self._sample(self.buffer, size)
         if batch is None:
             return
-        meant = batch.get("mask", np.ones(batch["index"].shape, bool)).reshape(-1)
-        expected = [self.model.slots[slot] for slot in batch["index"].reshape(-1)[meant].tolist()]
+        index = batch["index"]
+        mask = batch.get("mask", np.ones(index.shape, bool))
+        expected = [self.model.slots[slot] for slot in index.reshape(-1).tolist()]
+        meant = mask.reshape(-1)
         for name in ("number", "rank", "done", "episode"):
-            np.testing.assert_array_equal(batch[name].reshape(-1)[meant], [row[name] for row in expected], name)
-        obs = batch["nested"]["obs"].reshape(-1, 3)[meant]
-        np.testing.assert_array_equal(obs, [row["nested"]["obs"] for row in expected])
-        if batch["index"].ndim == 2:  # side by side in the order of writing, and never over the end of an episode
-            steps = batch["number"] - batch["number"][:, :1] - np.arange(batch["index"].shape[1])
-            same = batch["episode"] == batch["episode"][:, :1]
-            assert not steps.reshape(-1)[meant].any()
-            assert same.reshape(-1)[meant].all()
+            wanted = np.array([row[name] for row in expected])
+            np.testing.assert_array_equal(batch[name].reshape(-1)[meant], wanted[meant], name)
+        obs = batch["nested"]["obs"].reshape(-1, 3)
+        np.testing.assert_array_equal(obs[meant], np.array([row["nested"]["obs"] for row in expected])[meant])
+        if not slices:
+            return
+        # Without replacement the last batch of an epoch is short.
+        assert index.shape == (size, length) or (self.sampler == "slices without" and 0 < len(index) < size)
+        written, capacity = self.model.written, self.capacity
+        for slots, known in zip(index.tolist(), mask.tolist(), strict=True):
+            # In the order of writing, side by side, and never over the end of an episode.
+            numbers = [written - 1 - (written - 1 - slot) % capacity for slot in slots]
+            found = zip(numbers, slots, known, strict=True)
+            steps = [(number, self.model.slots[slot]) for number, slot, there in found if there]
+            assert steps
+            assert [number for number, _ in steps] == list(range(steps[0][0], steps[0][0] + len(steps)))
+            assert len({int(row["episode"]) for _, row in steps}) == 1
+            assert len(steps) == length or self.sampler == "padded"
 
     @precondition(lambda self: "prioritized" in self.sampler and self.model.slots)
     @rule(data=st.data())
     def set_priorities(self, data: st.DataObject) -> None:
         slots = data.draw(st.lists(st.integers(0, len(self.model.slots) - 1), min_size=1, max_size=4))
         self.buffer.update_priority(slots, np.arange(1.0, len(slots) + 1))
+        with pytest.raises(MouseError):
+            self.buffer.update_priority(slots, np.full(len(slots), -1.0))
+        with pytest.raises(MouseError):
+            self.buffer.update_priority(slots, np.full(len(slots), np.nan))
+        with pytest.raises(IndexError):
+            self.buffer.update_priority([len(self.model.slots)], [1.0])
 
     @rule(to_file=st.booleans(), size=st.integers(1, 3))
     def go_on_elsewhere(self, to_file: bool, size: int) -> None:
+        """All that follows is the same in a buffer that was loaded."""
         other = self._make()
         if self.number % 2:  # rows that loading replaces: the episode here goes on
             episode = self.episode
@@ -247,7 +292,7 @@ def row(tree: Any, number: int) -> Any:
 
 
 def test_buffers_do_what_the_model_does() -> None:
-    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=12, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=20, stateful_step_count=20, deadline=None))
 
 
 @pytest.mark.long
