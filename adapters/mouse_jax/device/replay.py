@@ -322,13 +322,9 @@ def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: A
     _check(replay, "sample")
     if beta is not None and replay.beta is None:
         raise ConfigError(f"beta: expected None, because this replay has no priorities, found {beta!r}")
-    number = _checked_index(index)
     beta = layout.schedule if beta is None else beta
+    number = _checked_index(index, "the schedule depends on it" if callable(beta) else "")
     if callable(beta):
-        if is_key(number.dtype):
-            raise ConfigError(
-                "index: expected the sample's index as an integer, since the schedule depends on it, found a random key"
-            )
         beta = beta(number)
     return cast("dict[str, Any]", _drawn(replay, number, beta, size=size)[1])
 
@@ -363,9 +359,7 @@ def take(replay: Replay, index: Any = 0) -> tuple[Replay, dict[str, Any]]:
     if replay.layout.sampler.order == "random":
         return replay, sample(replay, index)
     _check(replay, "take")
-    number = _checked_index(index)
-    if is_key(number.dtype):
-        raise ConfigError("index: expected an integer, since each row is drawn once, found a random key")
+    number = _checked_index(index, "each row is drawn once")
     state, batch = _drawn(replay, number, None, size=replay.layout.batch_size)
     return replace(replay, state={**replay.state, **state}), batch
 
@@ -395,8 +389,10 @@ def _check(replay: Replay, caller: str) -> None:
             check_left(layout.sampler, int(_left(asked)), layout.batch_size, int(replay.size), caller)
 
 
-def _checked_index(index: Any) -> jax.Array:
-    """Check the index of a sample, and return it; a random key is returned unchanged."""
+def _checked_index(index: Any, reason: str = "") -> jax.Array:
+    """Check the index of a sample, and return it; a random key is returned unchanged. With a ``reason``, a random key
+    raises ConfigError.
+    """
     if not hasattr(index, "dtype") or isinstance(index, np.generic):
         if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < 1 << 32:
             raise ConfigError(f"index: expected an integer in [0, 2**32) or a random key, found {index!r:.60}")
@@ -404,6 +400,8 @@ def _checked_index(index: Any) -> jax.Array:
     number = as_key(jnp.asarray(index))
     if number.ndim or not (is_key(number.dtype) or jnp.issubdtype(number.dtype, jnp.integer)):
         raise ConfigError(f"index: expected an integer or a random key, found {number.dtype} {list(number.shape)}")
+    if reason and is_key(number.dtype):
+        raise ConfigError(f"index: expected an integer, since {reason}, found a random key")
     if not is_key(number.dtype) and are_known(number) and (known := int(np.asarray(number))) < 0:
         raise ConfigError(f"index: expected an integer in [0, 2**32), found {known}")
     return number
@@ -487,12 +485,9 @@ def sample_ensemble(
     members, size = len(replays), check_count("batch_size", batch_size)
     if not members:
         raise ConfigError("replays: expected at least one, found none")
-    number = _checked_index(index)
+    is_scheduled = isinstance(p, Schedule) and len(p.weights) > 1
+    number = _checked_index(index, "the schedule depends on it" if is_scheduled else "")
     keyed = is_key(number.dtype)
-    if keyed and isinstance(p, Schedule) and len(p.weights) > 1:
-        raise ConfigError(
-            "index: expected the sample's index as an integer, since the schedule depends on it, found a random key"
-        )
     shares = shares_of(p, members, size)
     halves = seed_halves(seed)
     own, *numbers = jax.random.split(number, members + 1) if keyed else [number] * (members + 1)

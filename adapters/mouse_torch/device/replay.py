@@ -191,13 +191,11 @@ class Replay(BufferModule):
             ConfigError: The replay has no priorities, shapes do not match, or indices are not integers.
             DataError, IndexError: See ``ReplayBuffer.update_priority``; raised only if the replay is on the host.
         """
-        given = (
-            torch.as_tensor(
-                values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities"),
-                device=self.device,
-            ).detach()
+        arrays = (
+            values if isinstance(values, torch.Tensor) else as_array(values, where="set_priorities")
             for values in (indices, priorities)
         )
+        given = (torch.as_tensor(values, device=self.device).detach() for values in arrays)
         xp, _, state, ring = self._core()
         sampler, slots, values = priorities_of(TorchArrays(self.device), self.sampler, *given)
         if xp is _NUMPY and is_known(slots) and is_known(values):

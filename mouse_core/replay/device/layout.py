@@ -115,10 +115,7 @@ class Layout:
             units = SliceUnits(slices, marks, kind, tiled=order == "epochs")
         if sampler is not None:
             if priorities is not None or order != "random":
-                raise ConfigError(
-                    f"sampler: when sampler is given, expected neither priorities nor order, found "
-                    f"{priorities}, {order!r}"
-                )
+                raise ConfigError(f"sampler: expected no priorities or order with it, found {priorities}, {order!r}")
             draws = replace(checked_sampler(sampler), units=units)
         elif priorities is not None:
             alpha, eps = float(priorities.alpha), float(priorities.eps)
@@ -159,9 +156,8 @@ class Layout:
             if found != shape and found[1:] != shape:
                 what = "row" if self.num_envs is None else "time step"
                 raise SchemaError(
-                    f"{caller}: field {key!r}: expected shape {[*shape]} for one {what} or "
-                    f"{[None, *shape]} for several, found "
-                    f"{[*found]}"
+                    f"{caller}: field {key!r}: expected shape {[*shape]} for one {what} or {[None, *shape]} for "
+                    f"several, found {[*found]}"
                 )
             if given[key].dtype != dtype and not (key in weak and can_cast(given[key].dtype, dtype)):
                 names = (str(kind).removeprefix("torch.") for kind in (dtype, given[key].dtype))

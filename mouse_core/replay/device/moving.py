@@ -97,13 +97,7 @@ def rows_from_host(ring: Ring, buffer: ReplayBuffer) -> tuple[Ring, Any]:
 
 
 def state_from_host(
-    sampler: DeviceSampler,
-    xp: Arrays,
-    state: State,
-    ring: Ring,
-    read: Read,
-    buffer: ReplayBuffer,
-    seed: Any,
+    sampler: DeviceSampler, xp: Arrays, state: State, ring: Ring, read: Read, buffer: ReplayBuffer, seed: Any
 ) -> State:
     """Return the state of a device sampler that continues the draws of a buffer.
 
