@@ -31,6 +31,7 @@ def page(viewer: Viewer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     with tab(viewer.url, tmp_path_factory.mktemp("browser")) as opened:
         opened.call("Runtime.enable")
         opened.call("Log.enable")
+        opened.until("document.querySelector('.pane h2') !== null")  # before that, the page does not follow its hash
         yield opened
         wrong = [one for one in opened.said if one["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
         assert not wrong
