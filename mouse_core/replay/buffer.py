@@ -585,7 +585,9 @@ class ReplayBuffer(BaseBuffer):
         if writer is None:
             writer = RoundRobinWriter() if storage.writable else ImmutableWriter()
         if not isinstance(sampler, Sampler):
-            raise ConfigError(f"sampler: expected a Sampler, or HostSampler(DeviceSampler()), found {sampler!r:.80}")
+            raise ConfigError(
+                f"sampler: expected a Sampler, or HostSampler(sampler) for a DeviceSampler, found {sampler!r:.80}"
+            )
         if not isinstance(writer, Writer):
             raise ConfigError(f"writer: expected a Writer, found {writer!r:.80}")
         transform = self._transform

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mouse_core._base.identity import sampler_identity
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MouseError, StateError
+from mouse_core.nested import flatten
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw
@@ -226,19 +227,19 @@ class ReplaySamplerConformance:
                 )
 
     def test_its_state_is_plain(self) -> None:
-        """The state has plain values and arrays without objects, and later draws do not change it."""
+        """The state has plain values and arrays without objects, also in dicts, and later draws do not change it."""
         for buffer in self._after_each_write(self._buffer()):
             self._draw(buffer)
             state = buffer.sampler.state_dict()
-            kept = copy.deepcopy(state)
-            for name, value in state.items():
+            kept = flatten(copy.deepcopy(state))
+            for name, value in flatten(state).items():
                 plain = isinstance(value, str | bool | int | float | np.number)
                 array = isinstance(value, np.ndarray) and not value.dtype.hasobject
                 assert plain or array, f"state: {name}: expected a value or an array, found {type(value).__name__}"
             buffer.extend(self.rows(500, 5))
             self._draw(buffer)
-            for name, value in kept.items():
-                assert np.array_equal(value, state[name]), f"state: {name}: expected an unchanged value"
+            for name, value in flatten(state).items():
+                assert np.array_equal(kept[name], value), f"state: {name}: expected an unchanged value"
 
     def test_what_is_wrong_changes_nothing(self) -> None:
         """Too few rows raise MouseError, another object's state raises StateError, and later draws stay the same."""

@@ -127,5 +127,5 @@ def test_a_sampler_of_rows_refuses_slices_and_one_of_another_kind_is_refused() -
     for given in (RowsAlone, object()):
         assert_raises(ConfigError, "expected an instance of a subclass of DeviceSampler, found", HostSampler, given)
     given = RowsAlone()
-    with pytest.raises(ConfigError, match=r"expected a Sampler, or HostSampler\(DeviceSampler\(\)\), found RowsAlone"):
+    with pytest.raises(ConfigError, match=r"HostSampler\(sampler\) for a DeviceSampler, found RowsAlone"):
         ReplayBuffer(ArrayStorage(9), given)

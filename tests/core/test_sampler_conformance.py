@@ -17,6 +17,8 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     StalenessSampler,
 )
+from mouse_core.replay.device import HostSampler
+from mouse_core.replay.device.samplers import EpochSampler
 from mouse_core.replay.protocols import Draw
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
 from mouse_core.replay.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
@@ -52,6 +54,7 @@ REPLAY: dict[str, Callable[[], Any]] = {
     ),
     "Consuming": lambda: ConsumingSampler(times=9),
     "Reverse": lambda: ReverseSampler(stride=2),
+    "OfDevices": lambda: HostSampler(EpochSampler()),
     "Staleness": lambda: StalenessSampler(2, weight=lambda age: 1 / (age + 1), version_key="version"),
 }
 NUMBERED = {"SlicesOfTrajectories": "number", "Staleness": "version"}

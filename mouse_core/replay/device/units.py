@@ -360,8 +360,8 @@ class SliceUnits:
         return Windows(env, start)
 
     def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """Return the slices that begin in the given slots. Without padding, some slots are not the first row of any
-        slice; see ``find``.
+        """Return the slices that begin in the given slots. Without padding, a slice that is not one of ``find`` crosses
+        the end of an episode.
         """
         step, env = ring.split(slots)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
