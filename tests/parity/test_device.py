@@ -101,7 +101,6 @@ def test_an_epoch_over_many_rows_is_that_of_the_host(make: Make, count: int) -> 
         same(replay.sample(), expected.sample(), close=CLOSE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("count", "alpha"), [(5_000, 0.6), (600, 1)])
 def test_of_many_rows_those_of_the_host_come(make: Make, count: int, alpha: float) -> None:
     """Over four levels of a tree; and of a few units, where a random number often falls on the end of a row."""

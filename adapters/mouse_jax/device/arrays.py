@@ -176,6 +176,10 @@ class JaxArrays(Arrays):
             before = jnp.where(passed, total, before)
         return chosen, before
 
+    def above(self, nodes: Any, count: Any) -> Any:
+        """See ``Arrays``. Within a loop, ``count`` is traced, so it cannot determine a shape."""
+        return nodes >> SHIFT
+
     def weights(self, priority: Any, alpha: float, eps: float, most: int) -> Any:
         """See ``Arrays``."""
         tables = powers(alpha)

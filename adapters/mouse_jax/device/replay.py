@@ -282,8 +282,7 @@ def can_sample(replay: Replay, min_length: Any = 1) -> jax.Array:
 
 @jax.jit
 def _left(replay: Replay) -> jax.Array:
-    left: jax.Array = replay.layout.sampler.left(JAX, replay.state, replay.ring)
-    return left
+    return cast("jax.Array", replay.layout.sampler.left(JAX, replay.state, replay.ring))
 
 
 def sample(replay: Replay, index: Any, batch_size: int | None = None, *, beta: Any = None) -> dict[str, Any]:
