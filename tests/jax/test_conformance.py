@@ -161,14 +161,23 @@ def test_priorities_of_slices_are_mapped_over(tmp_path: Path) -> None:
     TestJaxSeeds().follow(replace(PADDED_BY_PRIORITY, several=1), 0, tmp_path)
 
 
-@pytest.mark.long
-class TestJaxCompiledLonger(TestJaxCompiled):
+class Longer:
     variants, programs = 24, 30  # 5,040 programs
 
+    @pytest.fixture(autouse=True)
+    def forgets_compiled_programs(self) -> Iterator[None]:
+        yield
+        jax.clear_caches()  # a process has 65,530 maps at most, and XLA dies of one more
+
 
 @pytest.mark.long
-class TestJaxSeedsLonger(TestJaxSeeds):
-    variants, programs = 24, 30
+class TestJaxCompiledLonger(Longer, TestJaxCompiled):
+    pass
+
+
+@pytest.mark.long
+class TestJaxSeedsLonger(Longer, TestJaxSeeds):
+    pass
 
 
 class Wide:
