@@ -64,7 +64,7 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
 
     Raises:
         ConfigError: The front matter is not a YAML mapping, so it cannot be extended. Or another configuration is
-            marked as default, of which ``datasets`` accepts only one.
+            marked as default; ``datasets`` accepts only one default configuration.
     """
     import yaml  # type: ignore[import-untyped]
 
