@@ -94,9 +94,11 @@ def test_parts_of_a_store_that_differ_and_derived_fields_are_columns(tmp_path: P
     store.from_dataset(pa.table({name: list(values) for name, values in fewer.items() if values.ndim < 3}))
     derived = DerivedStore(store, {"returns_to_go": Return()})
     done = preprocess(derived, sums, tmp_path / "new", columns=["reward", "episode_step"], block_rows=30)
-    found = columns_of(done.path)
+    table = every_format.open(done.path).to_table()
+    found = table.to_pydict()
     assert found["xformed_reward"] == [*example_columns(40)["xformed_reward"].tolist(), *[None] * 50]
-    assert found["observation_image"][40:] == [None] * 50
+    # datasets 5.0 lists null images as arrays of NaN.
+    assert table["observation_image"].is_null().to_pylist() == [False] * 40 + [True] * 50
     snapshot = derived.snapshot()
     assert found["returns_to_go"] == snapshot.stored("returns_to_go", np.arange(90)).tolist()
 
