@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import state_number
+from mouse_core._base.checks import UNREADABLE, state_number
 from mouse_core.dtypes import is_ml_float, widened
 from mouse_core.errors import DataError, StateError
 
@@ -372,7 +372,7 @@ class StreamDigest:
         try:
             total = int(state["total"], 16)
             windows = state_number("windows", state["windows"])
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise StateError(
                 f"state: expected a dict with 'total' and 'windows' of a digest, found {state!r:.100}"
             ) from error

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.checks import as_json, is_text, is_whole, without_version
+from mouse_core._base.checks import UNREADABLE, as_json, is_text, is_whole, without_version
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, check_alignment
 
@@ -197,7 +197,7 @@ class DatasetMetadata(_Described):
             for name in DIMS:
                 _check_width(name, values.get(name))
             return cls(**values)
-        except (MouseError, ValueError, TypeError, AttributeError) as error:
+        except (MouseError, *UNREADABLE) as error:
             raise DataError(f"{label}: {error}") from error
 
 

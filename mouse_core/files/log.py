@@ -18,6 +18,9 @@ bytes are damaged, reading raises DataError. Two kinds of bytes are promised:
 - acknowledged bytes, until the machine is restarted. If the last start of the machine lost acknowledged bytes, opening
   the log emits a StoreWarning.
 
+If a sync fails, the operating system can count the bytes as written, so that a later sync succeeds without them.
+Therefore, after a failed sync, the next sync writes all bytes again that were not synced.
+
 The two kinds of logs are:
 
 - ``Log`` is a file that grows with each record. A file without its last records looks like a shorter log. Therefore a
@@ -41,7 +44,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -122,6 +125,20 @@ def _records(
         return
 
 
+def _whole(path: Path, file: Any, begin: int, end: int, seed: int = 0) -> bytes:
+    """Return bytes ``begin..end`` of a log, which are records; raise DataError if a record is damaged."""
+    file.seek(begin)
+    records, position = _records(path, file, begin, seed=seed), begin
+    while position < end:
+        at, record = next(records, (-1, b""))
+        if at < 0:
+            raise DataError(f"log {path}: expected an intact record at byte {position}, found a damaged record")
+        position = at + _HEADER.size + len(record)
+    file.seek(begin)
+    content: bytes = file.read(end - begin)
+    return content
+
+
 # ---------------------------------------------------------------------- a file that grows
 
 
@@ -145,6 +162,7 @@ class Log(Descriptor):
         self.records: list[bytes] = []
         self.size = 0
         self._is_named = False  # whether the file's name is known to be on disk
+        self._failed = True  # whether the last sync failed, perhaps in the process that wrote the log before
         with storing(f"log {path}"):
             remove(beside(path))
             synced, acknowledged, written = _noted(path)
@@ -189,7 +207,7 @@ class Log(Descriptor):
             try:
                 write_at(self._file, frame, self.size)
                 if sync:
-                    os.fsync(self._file)
+                    self._sync()
                     self._sync_name()
             except BaseException:
                 self.cut(self.size)
@@ -273,6 +291,15 @@ class Log(Descriptor):
             write_at(self._note.file, note + _sum(note).to_bytes(4, "little"), 0)
             if is_smaller:
                 os.fsync(self._note.file)
+
+    def _sync(self) -> None:
+        """Wait until all bytes are on disk; if the last sync failed, write the unsynced bytes again."""
+        if self._failed and self._synced < self.size:
+            with self.path.open("rb") as file:
+                write_at(self._file, _whole(self.path, file, self._synced, self.size), self._synced)
+        self._failed = True
+        os.fsync(self._file)
+        self._failed = False
 
     def _sync_name(self) -> None:
         if not self._is_named:
@@ -365,6 +392,7 @@ class MappedLog(Descriptor):
         self.path = path
         self._seed = self._synced = 0
         self._end = _MAPPED.size
+        self._failed = False  # whether the last sync failed
         with storing(f"log {path}"):
             self._file = open_file(path, create=True)
             try:
@@ -408,8 +436,16 @@ class MappedLog(Descriptor):
     def sync(self) -> None:
         """Wait until all records are on disk; raises StorageError if syncing fails."""
         with storing(f"log {self.path}"):
+            if self._failed:
+                self._write_again()
+            self._failed = True
             sync_mapped(self._file, self._memory)
-        self._synced = self._end
+        self._failed, self._synced = False, self._end
+
+    def _write_again(self) -> None:
+        memory, begin, end = self._memory, max(self._synced, _MAPPED.size), self._end
+        memory[begin : end + 8] = _whole(self.path, memory, begin, end, self._seed) + _ZEROS
+        memory[: _MAPPED.size] = memory[: _MAPPED.size]
 
     def _grow(self, least: int) -> None:
         size = max(2 * self._bytes, -(-least // _LEAST_BYTES) * _LEAST_BYTES)

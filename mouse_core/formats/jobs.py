@@ -39,6 +39,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.checksum import file_digest
 from mouse_core.files.locking import Held
@@ -491,7 +492,7 @@ def read_note(file: Path, advice: str) -> tuple[dict[str, Any], dict[int, Part],
         found = read_json_object(file)
         parts = {int(number): Part(**part) for number, part in found["parts"].items()}
         return dict(found["fingerprint"]), parts, dict(found["facts"]), bool(found["complete"])
-    except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (DataError, *UNREADABLE) as error:
         raise DataError(f"{file}: expected the note of a job, found something else ({error}); {advice}") from error
 
 

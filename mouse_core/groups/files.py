@@ -652,7 +652,7 @@ def read_part(
             # Another tool may have rewritten the file, with the same columns.
             table = table.select(schema.names).cast(schema)
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, OSError, *UNREADABLE) as error:
         raise _damaged(path, error) from error
     return table, metadata
 

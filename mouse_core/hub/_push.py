@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import inf
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mouse_core._base.checks import check_count
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.reading import yaml_object
 from mouse_core.formats.columns import check_size
 from mouse_core.hub._shards import Shard, SplitPiece, unify_features, write_shards
 from mouse_core.metadata import DatasetMetadata, joined, read_metadata, with_metadata
@@ -63,31 +65,27 @@ def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
     """Parse a README, for a push of a configuration.
 
     Raises:
-        ConfigError: The front matter is not a YAML mapping, so it cannot be extended. Or another configuration is
-            marked as default; ``datasets`` accepts only one default configuration.
+        ConfigError: The front matter is not a YAML mapping, or has aliases, so it cannot be extended. Or another
+            configuration is marked as default; ``datasets`` accepts only one default configuration.
     """
-    import yaml  # type: ignore[import-untyped]
-
     newline = "\r\n" if "\r\n" in text else "\n"
     match = _FRONT_MATTER.match(text)
     if match is None:
         return Card({}, text, newline, config)
+    label = f"README.md of {repo_id}"
     try:
-        metadata = yaml.safe_load(match.group(1))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}") from error
-    metadata = {} if metadata is None else metadata
-    configs = metadata.get("configs", []) if isinstance(metadata, dict) else None
+        front = match.group(1).encode()
+        metadata = yaml_object(Path(label, "front matter"), front) if front.strip() else {}
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    configs = metadata.get("configs", [])
     if not isinstance(configs, list) or not all(isinstance(other, dict) for other in configs):
-        raise ConfigError(
-            f"README.md of {repo_id}: expected front matter that is a mapping, and whose entry 'configs' is a list of "
-            "mappings, found other content"
-        )
+        raise ConfigError(f"{label}: expected an entry 'configs' that is a list of mappings, found {configs!r:.80}")
     card = Card(metadata, text[match.end() :], newline, config)
     for other in _configs(card, mine=False) if config == CONFIG else ():
         if other.get("default"):
             raise ConfigError(
-                f"README.md of {repo_id}: expected no default configuration except {CONFIG!r}, "
+                f"{label}: expected no default configuration except {CONFIG!r}, "
                 f"found {other.get('config_name')!r} marked as default"
             )
     return card
@@ -126,7 +124,7 @@ def render_card(
     alignment: str | None,
 ) -> str:
     """Return the README after a push: the front matter describes the pushed dataset; all other text is unchanged."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     metadata = dict(card.metadata)
     metadata["dataset_info"] = _dataset_info(card, features, splits, download_bytes)

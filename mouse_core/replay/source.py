@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core._base.checks import check_numbers, part_of
+from mouse_core._base.checks import UNREADABLE, check_numbers, part_of
 from mouse_core.errors import ConfigError, MouseError, StateError
 from mouse_core.nested import (
     children_of,
@@ -146,7 +146,7 @@ class BufferSource:
                 int(number): _decoded(copied(entry), self.buffer)
                 for number, entry in part_of(state, "drawn", {}).items()
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise StateError(f"state: expected draws, found {error!r}") from error
         return source, numbers["next_index"]
 

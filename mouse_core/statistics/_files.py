@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
@@ -129,7 +130,7 @@ def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], di
         values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
         (count,) = entry.get("count", [None])
         said = {share: np.asarray(entry[name], np.float64) for name in entry if (share := _share_of(name)) is not None}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)}, found {error!r:.80}") from error
     shape = values["mean"].shape
     is_count = count is None or (isinstance(count, int | float) and 0 <= count < 2**53)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, MissingRowError, SchemaError, StateError
 from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.maps import RowMap
@@ -617,7 +618,7 @@ class Forest:
             for name, column in state["columns"].items():
                 forest._memory[name][: len(forest)] = column
             forest._link(0)
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise StateError(f"{path}: expected a forest, found {error!r}") from error
         return forest
 

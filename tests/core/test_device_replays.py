@@ -11,6 +11,7 @@ from mouse_core import ConfigError, MouseError
 from mouse_core.nested import copied, find
 from mouse_core.replay import ArrayStorage, PrioritizedSampler, ReplayBuffer
 from mouse_core.replay.device import Arrays, DeviceSampler, DrawKey, HostSampler, Slices, SliceUnits
+from mouse_core.replay.device.arrays import Ring
 from mouse_core.replay.samplers.episodes import EpisodeFields
 from mouse_core.testing import DeviceReplayConformance
 from mouse_core.testing.replay.devices import Setup
@@ -123,6 +124,11 @@ def test_a_sampler_of_rows_refuses_slices_and_one_of_another_kind_is_refused() -
         ConfigError, match=r"expected slices, as units\.at_slots and units\.find return them, found slots of rows"
     ):
         buffer.sample()
+    shorter = SliceUnits(Slices(sequence_length=2, pad=False), EpisodeFields(("done",), None, True), None)
+    with pytest.raises(ConfigError, match=r"at_slots: .*found pad=False, with which a slice can cross"):
+        shorter.at_slots(Ring(6, 6, 9, None), np.arange(3))
+    with pytest.raises(TypeError, match="Drawless: expected a subclass of DeviceSampler with a method draw"):
+        type("Drawless", (DeviceSampler,), {})
     given: Any
     for given in (RowsAlone, object()):
         assert_raises(ConfigError, "expected an instance of a subclass of DeviceSampler, found", HostSampler, given)

@@ -1,5 +1,6 @@
 """Durable logs: what was appended is there after a process was killed, nothing else ever is, and damage is an error."""
 
+import errno
 import mmap
 import os
 import random
@@ -8,12 +9,13 @@ import time
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mouse_core import DataError
+from mouse_core import DataError, StorageError
 from mouse_core.errors import StoreWarning
 from mouse_core.files import locking
 from mouse_core.files.locking import Descriptor
@@ -230,6 +232,96 @@ def test_a_sync_brings_records_to_the_disk(is_mapped: bool, tmp_path: Path) -> N
         if moment.promised:
             found = (read_mapped_log if is_mapped else read_log)(machine / "log")
             assert found[: len(moment.promised)] == moment.promised, moment.change
+
+
+class ForgetfulDisk:
+    """The bytes of a log on a disk; after a sync, also one that fails, the system counts all bytes as written."""
+
+    def __init__(self, memory: Any = None) -> None:
+        self.memory, self.content, self.fails = memory, bytearray(), False
+        self._changed: list[tuple[int, bytes]] = []
+
+    def __getitem__(self, place: slice) -> bytes:
+        return self.memory[place]
+
+    def __setitem__(self, place: slice, content: bytes) -> None:
+        self.memory[place] = content
+        self._changed.append((place.start or 0, content))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+    def pwrite(self, write: Any, name: str, file: int, content: Any, begin: int) -> int:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{file}")) == name:
+            self._changed.append((begin, bytes(content)))
+        return write(file, content, begin)
+
+    def sync(self, file: int) -> None:
+        changed, self._changed = self._changed, []
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        for begin, content in changed:
+            self.content[len(self.content) :] = bytes(max(begin + len(content) - len(self.content), 0))
+            self.content[begin : begin + len(content)] = content
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="files are told by their descriptors")
+@pytest.mark.parametrize("reopens", [False, True])
+def test_a_log_writes_again_what_a_failed_sync_lost(
+    reopens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, write = ForgetfulDisk(), os.pwrite
+    monkeypatch.setattr(os, "pwrite", partial(disk.pwrite, write, "log"))
+    monkeypatch.setattr(os, "fsync", disk.sync)
+    log = Log(tmp_path / "log")
+    for number in range(4):
+        log.append(record_of(number), sync=number == 1)
+    disk.fails = True
+    for _ in range(2):
+        with pytest.raises(StorageError, match="log"):
+            log.append(b"refused", sync=True)
+    disk.fails = False
+    if reopens:
+        log.close()
+        log = Log(tmp_path / "log")
+    log.append(b"last", sync=True)
+    (tmp_path / "disk").write_bytes(disk.content)
+    assert read_log(tmp_path / "disk") == read_log(log.path) == [*map(record_of, range(4)), b"last"]
+    # The system may have dropped the bytes from memory, too.
+    log.append(b"lost", sync=False)
+    disk.fails = True
+    with pytest.raises(StorageError, match="log"):
+        log.append(b"refused", sync=True)
+    disk.fails = False
+    write(log._file, bytes(28), log.size - 28)
+    with pytest.raises(DataError, match=f"expected an intact record at byte {log.size - 28}"):
+        log.append(b"refused", sync=True)
+    log.close()
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_mapped_log_writes_again_what_a_failed_sync_lost(
+    clears: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MappedLog(tmp_path / "log")
+    disk = ForgetfulDisk(log._memory)
+    log._memory = disk  # type: ignore[assignment]
+    disk[:FIRST] = disk[:FIRST]
+    monkeypatch.setattr(os, "fdatasync", disk.sync)
+    log.append(b"first")
+    log.sync()
+    if clears:
+        log.clear()
+    log.append(b"second")
+    disk.fails = True
+    for _ in range(2):
+        with pytest.raises(StorageError, match="log"):
+            log.sync()
+    disk.fails = False
+    log.append(b"third")
+    log.sync()
+    (tmp_path / "disk").write_bytes(disk.content)
+    assert read_mapped_log(tmp_path / "disk") == [b"first"] * (not clears) + [b"second", b"third"]
 
 
 def test_descriptors_that_an_interrupt_kept_from_opening_close_in_silence() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import MissingRowError
-from mouse_core.files.checkpoint import write_checkpoint
+from mouse_core.files.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.trees import Forest, Tree
 
 ROOT = {"observation": 0}
@@ -410,6 +410,11 @@ def test_what_was_saved_is_there_again(rebranching: Forest, tmp_path: Path) -> N
     write_checkpoint(tmp_path / "other", {"kind": "tree"})
     with pytest.raises(StateError, match="expected a saved forest, found tree"):
         Forest.loads(tmp_path / "other")
+    saved = read_checkpoint(tmp_path / "forest")
+    for name, other in (("columns", 3), ("columns", {"x": []}), ("names", None), ("nodes", [])):
+        write_checkpoint(tmp_path / "other", {**saved, name: other})
+        with pytest.raises(StateError, match="expected a"):
+            Forest.loads(tmp_path / "other")
     damaged = bytearray((tmp_path / "forest").read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (tmp_path / "forest").write_bytes(damaged)

@@ -42,9 +42,17 @@ class DeviceSampler:
 
     Args:
         units: The units that are drawn: rows or slices. A replay on a device sets ``units``.
+
+    Raises:
+        TypeError: A subclass is defined without ``draw``; it would draw uniformly.
     """
 
     units: Units = field(default_factory=RowUnits)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.draw is DeviceSampler.draw:
+            raise TypeError(f"{cls.__name__}: expected a subclass of DeviceSampler with a method draw, found none")
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -363,7 +371,7 @@ class ByPriority(DeviceSampler):
     def draw(self, xp: Arrays, state: State, ring: Ring, key: DrawKey, size: int) -> tuple[State, RowPlan]:
         """Draw units in proportion to their weights; the returned plan contains the weights of the rows."""
         slots, times, total = self.tree.draw(xp, state, key, size)
-        plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots))
+        plan = self.units.plan(xp, state, ring, self.units.at_slots(ring, slots, whole=True))
         return state, plan._replace(times=times, left=total)
 
     def check_update(self, slots: Any, priority: Any, rows: int) -> None:

@@ -109,7 +109,7 @@ class RowUnits:
         """Return the slots of rows; the slots equal the indices ``ranks``."""
         return ranks
 
-    def at_slots(self, ring: Ring, slots: Any) -> Any:
+    def at_slots(self, ring: Ring, slots: Any, *, whole: bool = False) -> Any:
         """Return ``slots`` unchanged, because slots identify rows."""
         return slots
 
@@ -359,10 +359,22 @@ class SliceUnits:
             start = xp.where(later < 0, ranks * self.every if self.tiled else first, start)
         return Windows(env, start)
 
-    def at_slots(self, ring: Ring, slots: Any) -> Windows:
-        """Return the slices that begin in the given slots. Without padding, a slice that is not one of ``find`` crosses
-        the end of an episode.
+    def at_slots(self, ring: Ring, slots: Any, *, whole: bool = False) -> Windows:
+        """Return the slices that begin in the given slots.
+
+        Args:
+            ring: The ring.
+            slots: The slots of the first rows of the slices.
+            whole: Whether ``slots`` contains only slots at which ``find`` finds a slice.
+
+        Raises:
+            ConfigError: Slices are not padded, and ``whole`` is False, so a slice could cross the end of an episode.
         """
+        if self.slices.pad is False and not whole:
+            raise ConfigError(
+                "sampler: at_slots: expected slices with padding, found pad=False, with which a slice can cross the "
+                "end of an episode; pad slices, or draw them with units.find"
+            )
         step, env = ring.split(slots)
         return Windows(env, (step - (ring.cursor - ring.size)) % ring.steps)
 
