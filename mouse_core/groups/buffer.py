@@ -457,7 +457,7 @@ class RolloutBuffer(BatchFiles):
         """Read the files and logs of the folder, which this process owns, and restore the batch maker."""
         index, self._index_log = open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
-        self._stored, self._changes = index.batches, index.changes
+        self._stored = index.batches
         # The uids of all rollouts, each with the number of its sealed group; -1: not sealed.
         self._uids = {uid: place for place, part in enumerate(self._parts) for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
@@ -468,8 +468,8 @@ class RolloutBuffer(BatchFiles):
         # uids of groups of lost versions, from which the trainer went back to an older version
         self._lost: set[str] = set()
         self._versions = Versions()
-        for change in self._changes:
-            if self._versions.set_latest(change.version) or change is self._changes[0]:
+        for change in index.changes:
+            if self._versions.set_latest(change.version) or change is index.changes[0]:
                 self._mark_lost(change)
         keys = [*(part.key for part in self._parts if part.place not in self._lost), *self._waiting.groups]
         for version in {key.policy_version for key in keys}:
@@ -477,7 +477,7 @@ class RolloutBuffer(BatchFiles):
         # number of duplicate rollouts, and of rollouts in failed calls, since the folder was opened
         self._duplicates = self._refused = 0
         self._waiting.tidy()
-        for change in self._changes if self._making.takes_groups else self._changes[-1:]:
+        for change in index.changes if self._making.takes_groups else index.changes[-1:]:
             self._making.ask("set_policy_version", change.version)
         self._resume()
 
@@ -797,8 +797,7 @@ class RolloutBuffer(BatchFiles):
         Staleness is measured from this version, and rollouts of later versions raise DataError. Call this method
         whenever the policy changes. If a trainer goes back to an older version, for example from a checkpoint, the
         stored rollouts of later versions belong to an abandoned policy. Rollouts of an abandoned policy stay in their
-        files and are never drawn, even when the new policy reaches their version number. Batches with rollouts of later
-        versions are stale: see ``batch_staleness``.
+        files and are never drawn, even when the new policy reaches their version number.
 
         Raises:
             DataError: The version is neither a str nor an int.
@@ -812,9 +811,8 @@ class RolloutBuffer(BatchFiles):
             # All groups of later versions are lost. Incomplete groups are sealed first, because later rollouts of these
             # versions belong to another policy. The maker is then restored as after a restart.
             self._carry_out(self._waiting.ahead(Versions(latest=latest)))
-            change = VersionChange(latest, self._number, len(self._stored))
+            change = VersionChange(latest, self._number)
             self._index_log.append(encode("version", [latest], [change.sealed]), sync=self._sync)
-            self._changes.append(change)
             goes_back = self._versions.set_latest(latest)
             if goes_back:
                 self._mark_lost(change)

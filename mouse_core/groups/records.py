@@ -426,8 +426,6 @@ class Versions:
         (False, True, 0, True)
         >>> versions.set_latest("7")
         False
-        >>> versions.across_branches("5", ["7", "3", "7"]), versions.across_branches("3", ["7", "3", "7"])
-        (6, None)
 
     Attributes:
         latest: The argument of the last ``set_latest``; None without a call.
@@ -467,26 +465,7 @@ class Versions:
         """Return how many versions ``version`` is behind the newest version; 0 if it is not behind. The result is the
         difference of both versions, rounded up, if they are numeric, else the number of later versions that were seen.
         """
-        return self._between(version, self._seen[-1][1] if self.latest is None else self.latest)
-
-    def across_branches(self, version: str, changes: Iterable[str]) -> int | None:
-        """Return the distance of a version from the newest version if the trainer has since gone back to an older
-        version; else None.
-
-        Example: version 5, then 3 was set, then 7: the distance is two versions on the abandoned branch plus four on
-        the new branch, so 6.
-
-        Args:
-            version: The version.
-            changes: The versions that were set after ``version`` was seen.
-        """
-        back = min(changes, key=version_order, default=version)
-        if version_order(back) >= version_order(version):
-            return None
-        return max(1, self._between(back, version) + self.behind(back))
-
-    def _between(self, version: str, newer: str) -> int:
-        """Return how many versions ``version`` is behind ``newer``."""
+        newer = self._seen[-1][1] if self.latest is None else self.latest
         numbers = version_number(newer), version_number(version)
         if numbers[0] is not None and numbers[1] is not None:
             return max(0, min(math.ceil(numbers[0] - numbers[1]), 1 << 62))

@@ -54,7 +54,6 @@ from mouse_core.groups.records import (
     GroupKey,
     RLExample,
     RolloutRecord,
-    Versions,
     common_columns,
     of_group,
 )
@@ -109,12 +108,10 @@ class VersionChange(NamedTuple):
         version: The version that became the latest version.
         sealed: The number of groups that were sealed before the call. Of these groups, the groups of later versions are
             lost.
-        batches: The number of batches that were stored before the call.
     """
 
     version: str
     sealed: int
-    batches: int
 
 
 @dataclass
@@ -167,7 +164,7 @@ def _decode(records: Sequence[bytes]) -> Index:
         elif kind == b"batches":
             index.batches += map(StoredBatch, *columns)
         elif kind == b"version":
-            index.changes += [VersionChange(columns[0][0], columns[1][0], len(index.batches))]
+            index.changes += map(VersionChange, *columns)
         elif kind == b"declared":
             index.declared = Columns.from_json(columns[0][0], "index")
         else:
@@ -291,7 +288,7 @@ def _used(path: Path) -> tuple[str, ...]:
 
 
 class BatchFiles:
-    """The stored batches of a folder. A subclass fills ``_stored``, the batches, and ``_changes``, the version changes.
+    """The stored batches of a folder. A subclass fills ``_stored``, the batches.
 
     Args:
         root: The buffer's folder.
@@ -300,7 +297,6 @@ class BatchFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stored: list[StoredBatch] = []
-        self._changes: list[VersionChange] = []
 
     def batch_at(self, index: int) -> str | None:
         """Return the id of the batch with the index ``index``; None if this batch does not exist yet."""
@@ -314,53 +310,42 @@ class BatchFiles:
             DataError: The batch's file is damaged.
             StorageError: The batch's file cannot be read.
         """
-        return _read_examples(self._find(batch_id)[1])
+        path = self._find(batch_id)
+        rows, metadata = read_part(path, lambda _, metadata: examples_with(_declared(path, metadata)))
+        return table_to_examples(rows, _declared(path, metadata))
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """Return the batch maker's metadata of a stored batch; raises the errors of ``read_batch``."""
-        path = self._find(batch_id)[1]
+        path = self._find(batch_id)
         return dict(json_object(path, read_metadata(path).get(_METADATA, b"{}")))
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
         if unknown.
 
-        The newest version is the newest version of all added rollouts. The distance is the difference of the two
-        versions if they are numeric, else the number of later versions that were seen. If the trainer went back to a
-        version before the example's version, the distance is the sum of the versions on both branches. Example: for
-        version 5, if ``set_policy_version`` set 3 and then 4, the distance is 2 + 1.
+        The newest version is the version that ``set_policy_version`` set last; if it was never called, the newest
+        version of all added rollouts. The distance is the difference of the two versions if they are numeric, else the
+        number of later versions that were seen.
 
         Raises:
             MissingFieldError, DataError, StorageError: See ``read_batch``.
         """
-        number, path = self._find(batch_id)
+        path = self._find(batch_id)
         metadata = read_metadata(path)
         with reading(path):
-            behind = np.array(json.loads(metadata[_STALENESS]), np.float64)
-        changes = [one.version for one in list(self._changes) if one.batches > number]
-        if changes:
-            versions = Versions(changes)
-            versions.set_latest(changes[-1])
-            for place, example in enumerate(_read_examples(path)):
-                apart = versions.across_branches(example.policy_version, changes) if example.policy_version else None
-                behind[place] = behind[place] if apart is None else apart
-        return behind
+            return np.array(json.loads(metadata[_STALENESS]), np.float64)
 
-    def _find(self, batch_id: str) -> tuple[int, Path]:
-        """Return the index of a batch, and the path of its file."""
+    def _find(self, batch_id: str) -> Path:
+        """Return the path of a batch's file."""
         stored = list(self._stored)
-        for number in range(len(stored) - 1, -1, -1):
-            if stored[number].batch_id == batch_id:
-                return number, self._root / BATCHES / stored[number].name
+        for batch in reversed(stored):
+            if batch.batch_id == batch_id:
+                return self._root / BATCHES / batch.name
         raise MissingFieldError(f"batch: expected the id of one of {len(stored)} stored batches, found {batch_id!r}")
 
 
-def _read_examples(path: Path) -> list[RLExample]:
-    def declared(metadata: Mapping[bytes, bytes]) -> Columns:
-        return Columns.from_json(metadata[_COLUMNS], f"batch {path}") if _COLUMNS in metadata else NO_COLUMNS
-
-    rows, metadata = read_part(path, lambda found, metadata: examples_with(declared(metadata)))
-    return table_to_examples(rows, declared(metadata))
+def _declared(path: Path, metadata: Mapping[bytes, bytes]) -> Columns:
+    return Columns.from_json(metadata[_COLUMNS], f"batch {path}") if _COLUMNS in metadata else NO_COLUMNS
 
 
 class FolderBatches(BatchFiles):
@@ -380,20 +365,10 @@ class FolderBatches(BatchFiles):
     def batch_at(self, index: int) -> str | None:
         """Return the id of the batch with the index ``index``; None if the log does not contain this batch yet."""
         if index >= len(self._stored):
-            self._follow()
+            # The index of a batch is final only when the batch is in the log.
+            records, self._position = follow_log(index_path(self._root), self._position)
+            self._stored += _decode([record for record in records if record.startswith(b"batches\n")]).batches
         return super().batch_at(index)
-
-    def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
-        """See ``BatchFiles``."""
-        self._follow()  # a trainer may have gone back since
-        return super().batch_staleness(batch_id)
-
-    def _follow(self) -> None:
-        """Read new records of the log. The index of a batch is final only when the batch is in the log."""
-        records, self._position = follow_log(index_path(self._root), self._position)
-        new = _decode([record for record in records if record.startswith((b"batches\n", b"version\n"))])
-        self._changes += [one._replace(batches=one.batches + len(self._stored)) for one in new.changes]
-        self._stored += new.batches
 
 
 def write_batch(

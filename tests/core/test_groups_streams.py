@@ -27,7 +27,6 @@ from mouse_core.groups import (
     pad,
     plan_micro_batches,
 )
-from mouse_core.groups.stored import FolderBatches
 from tests.core.groups_cases import group, rollout
 from tests.raising import assert_raises
 
@@ -302,32 +301,6 @@ def test_staleness_is_that_of_when_the_batch_was_made(tmp_path: Path) -> None:
             assert share.report["staleness_mean"] == pytest.approx(np.mean(expected))
         assert second is not None
         assert buffer.batch_staleness(second).max() == share.report["staleness_max"]
-
-
-def test_batches_of_a_line_that_a_trainer_left_are_stale(tmp_path: Path) -> None:
-    def staleness(batches: Any) -> list[float]:
-        return [next(stream).report["staleness_max"] for stream in [RolloutStream(batches, 200)] for _ in range(2)]
-
-    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
-        follower = FolderBatches(tmp_path)
-        for version in (3, 5):
-            buffer.set_policy_version(version)
-            buffer.add_rollouts(group(10 * version, 4, version=version))
-            assert buffer.create_and_store_batch(4) is not None
-        assert staleness(buffer) == staleness(follower) == [0.0, 0.0]
-        buffer.add_rollouts(group(60, 6, version=5))
-        buffer.set_policy_version(3)
-        assert staleness(buffer) == staleness(follower) == [0.0, 2.0]
-        buffer.set_policy_version(6)
-        buffer.add_rollouts(group(70, 4, version=5))
-        assert buffer.create_and_store_batch(4) is not None
-        drawn = {example.rollout_uid for example in buffer.read_batch(buffer.batches[-1])}
-        assert drawn == {"r70", "r71", "r72", "r73"}
-        assert buffer.batch_staleness(buffer.batches[-1]).tolist() == [1.0] * 4
-        assert buffer.create_and_store_batch(1) is None
-        assert staleness(buffer) == staleness(follower) == staleness(tmp_path) == [0.0, 5.0]
-    with RolloutBuffer(tmp_path, 4, batch_maker=GrpoBatchMaker(), sync=False) as buffer:
-        assert staleness(buffer) == [0.0, 5.0]
 
 
 def test_staleness_of_versions_that_are_no_numbers_and_of_none(tmp_path: Path) -> None:
