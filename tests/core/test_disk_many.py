@@ -117,6 +117,17 @@ def test_what_does_not_follow_from_segments_is_the_same(tmp_path: Path, unmerged
     assert batches_of(BatchSource(sent, 8, 6)) == batches_of(BatchSource(memory, 8, 6))
 
 
+def test_files_that_arrive_one_by_one_become_few_segments(tmp_path: Path, unmerged: None) -> None:
+    reader, found = None, []
+    for number in range(20):
+        with DatasetStore.open(tmp_path / "store", "a") as writer:
+            writer.extend(rows_of("numbers", _FEW_ROWS * number, _FEW_ROWS))
+        reader = reader or DatasetStore.open(tmp_path / "store")
+        found.append(len(reader.snapshot().segments))
+    # A joined segment includes earlier joined segments that are not larger.
+    assert found == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5]
+
+
 def test_columns_that_only_some_files_have_values_of_are_found(tmp_path: Path, unmerged: None) -> None:
     """Of the first files that are one segment, none has a value of a field that the others have."""
     tables = tables_of(12)

@@ -57,6 +57,18 @@ class TestListStorage(StorageConformance):
         return ListStorage(capacity, alignment=alignment)
 
 
+def test_many_rows_at_once_are_the_rows_at_their_slots() -> None:
+    """Neighbouring fields are copied together, some thousand rows at a time; the last part is smaller."""
+    storage, numbers = ArrayStorage(1_000), np.arange(1_000)
+    storage.append({"a": numbers, "b": numbers.astype(np.float32), "c": np.repeat(numbers[:, None], 40, 1)})
+    for count in (1, 700, 9_001):
+        slots = np.random.default_rng(count).integers(1_000, size=count)
+        found = storage.get(slots)
+        for name, values in found.items():
+            wanted = np.repeat(slots[:, None], 40, 1) if name == "c" else slots
+            np.testing.assert_array_equal(values, wanted.astype(values.dtype), err_msg=str((name, count)))
+
+
 class Forgetful(ArrayStorage):
     """Wrong on purpose: rows beyond the end are taken from the wrong place, and refused ones change the cursor."""
 

@@ -472,12 +472,11 @@ def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> lis
 
     Args:
         segments: A segment for each file.
-        before: The previous result; segments with equal files are reused.
+        before: The segments of several files in the previous result; segments with equal files are reused.
     """
-    earlier = [one for one in before if isinstance(one, SealedSegment) and len(one.sealed_files) > 1]
     made: list[Segment] = []
     at = 0
-    for one in earlier:
+    for one in before:
         if [file for other in segments[at : at + len(one.sealed_files)] for file in other.sealed_files] != (
             one.sealed_files
         ):
