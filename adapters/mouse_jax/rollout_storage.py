@@ -62,14 +62,12 @@ class Layout:
         num_transitions_per_env: The number of steps, T.
         fields: The fields by name.
         extractors: The two extractors of ``amp_cfg``, or None.
-        hidden_axis: The axis of the environments in the hidden states of one step.
     """
 
     num_envs: int
     num_transitions_per_env: int
     fields: tuple[tuple[str, RolloutField], ...]
     extractors: tuple[Extractor, Extractor] | None = None
-    hidden_axis: int | None = None
 
     @property
     def checks(self) -> StepChecks:
@@ -129,7 +127,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
         return None
 
     def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
-        policy_states.check_envs(path, np.shape(leaf), rollout.layout.num_envs, rollout.layout.hidden_axis)
+        policy_states.check_envs(path, np.shape(leaf), rollout.layout.num_envs)
         if np.shape(leaf) != array.shape[1:]:
             raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
         return jnp.asarray(leaf, array.dtype)
@@ -186,13 +184,12 @@ def row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.A
             amp=amp,
             histories=tuple(histories.items()),
             hidden_states=rollout.hidden_states,
-            hidden_axis=rollout.layout.hidden_axis,
         )
 
     return take
 
 
-@partial(jax.jit, static_argnames=("histories", "hidden_axis"))
+@partial(jax.jit, static_argnames="histories")
 def _take_rows(*args: Any, histories: tuple[tuple[str, int], ...], **options: Any) -> MiniBatch:
     return take_mini_batch(*args, histories=dict(histories), **options)
 
@@ -200,9 +197,7 @@ def _take_rows(*args: Any, histories: tuple[tuple[str, int], ...], **options: An
 take_rows: Callable[..., MiniBatch] = _take_rows
 """``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
 
-take_environments: Callable[..., MiniBatch] = jax.jit(
-    take_recurrent_mini_batch, static_argnames=("num_trajectories", "hidden_axis")
-)
+take_environments: Callable[..., MiniBatch] = jax.jit(take_recurrent_mini_batch, static_argnames="num_trajectories")
 """``take_recurrent_mini_batch``, compiled."""
 
 
@@ -245,12 +240,11 @@ def init(
     *,
     amp_cfg: Any = None,
     hidden_states: Any = None,
-    hidden_axis: int | None = None,
 ) -> Rollout:
     """Create an empty rollout.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: The same arguments as in
+        num_envs, num_transitions_per_env, fields, seed, amp_cfg: The same arguments as in
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` returns the fields of
             ``RolloutStorage.motion_mimic``. Memory for every field is allocated in advance, so each optional field
             needs a mask that marks missing values. The seed can be traced: ``jax.vmap`` then creates rollouts for many
@@ -277,10 +271,10 @@ def init(
             )
     halves = seed_halves(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
-    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, policy_states.check_axis(hidden_axis))
+    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors)
 
     def memory(path: str, leaf: Any) -> jax.Array:
-        policy_states.check_envs(path, np.shape(leaf), layout.num_envs, layout.hidden_axis)
+        policy_states.check_envs(path, np.shape(leaf), layout.num_envs)
         return jnp.zeros((layout.num_transitions_per_env, *np.shape(leaf)), jnp.result_type(leaf))
 
     return Rollout(
@@ -503,7 +497,6 @@ def recurrent_mini_batches(
             num_trajectories=most,
             amp=amp,
             hidden_states=rollout.hidden_states,
-            hidden_axis=layout.hidden_axis,
         )
 
     def order(number: int) -> jax.Array:

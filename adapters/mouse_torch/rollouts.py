@@ -68,7 +68,7 @@ class RolloutStorage(rollouts.RolloutStorage):
     code that ``torch.compile`` compiles; the policy and the update with a mini-batch can be compiled.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: The arguments of
+        num_envs, num_transitions_per_env, fields, seed, validate: The arguments of
             ``mouse_core.rollouts.RolloutStorage``.
         amp_cfg: The argument of ``mouse_core.rollouts.RolloutStorage``; the extractors are called without gradients.
         device: The device of the tensors; None: the CPU.

@@ -265,7 +265,6 @@ def take_mini_batch(
     amp: AmpStates | None = None,
     histories: Mapping[str, int] | None = None,
     hidden_states: Any = None,
-    hidden_axis: int | None = None,
 ) -> MiniBatch:
     """Return the mini-batch of the given rows.
 
@@ -276,7 +275,6 @@ def take_mini_batch(
         amp: The AMP extractors' outputs, from which the previous states are taken.
         histories: The number of frames H for each field.
         hidden_states: The hidden states of all rows.
-        hidden_axis: The axis of the environments in the hidden states of one step.
     """
     xp = namespace(rows)
     frames = {}
@@ -288,7 +286,7 @@ def take_mini_batch(
         frames[name] = take_rows(flat[name][:, None], before, there), there
     return MiniBatch(
         {name: xp.take(values, rows, axis=0) for name, values in flat.items()},
-        (None, None) if hidden_states is None else policy_states.take(hidden_states, rows, hidden_axis),
+        (None, None) if hidden_states is None else policy_states.take(hidden_states, rows),
         histories=frames,
         rows=rows,
         **({} if amp is None else previous_states(amp, rows, starts)),
@@ -302,7 +300,6 @@ def take_recurrent_mini_batch(
     num_trajectories: int | None = None,
     amp: AmpStates | None = None,
     hidden_states: Any = None,
-    hidden_axis: int | None = None,
 ) -> MiniBatch:
     """Return the recurrent mini-batch with the trajectories of the given environments.
 
@@ -312,7 +309,6 @@ def take_recurrent_mini_batch(
         num_trajectories: See ``trajectory_rows``; required under ``jax.jit``.
         amp: The AMP extractors' outputs, from which the previous states are taken.
         hidden_states: The hidden states of all rows.
-        hidden_axis: The axis of the environments in the hidden states of one step.
 
     Returns:
         A mini-batch with fields ``[T, K, ...]``, split into trajectories; the fields in ``TARGETS`` are ``[T, n,
@@ -331,7 +327,7 @@ def take_recurrent_mini_batch(
             name: values if _is_target(name, arrays) else take_rows(values, trajectories, masks)
             for name, values in own.items()
         },
-        (None, None) if hidden_states is None else policy_states.take(hidden_states, starts, hidden_axis),
+        (None, None) if hidden_states is None else policy_states.take(hidden_states, starts),
         masks,
         rows=rows,
         **({} if amp is None else previous_states(amp, rows, episode_starts(dones))),

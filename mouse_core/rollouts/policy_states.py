@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mouse_core.dtypes import namespace
-from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.rollouts.fields import HostArrays
 
 Tree = Any
@@ -21,17 +21,11 @@ class PolicyStates:
     Args:
         num_transitions_per_env: Number of rows of a full rollout.
         num_envs: Number of environments in each row.
-        axis: The axis of the environments in a state; see ``env_axis``.
         arrays: The array type of the storage.
-
-    Raises:
-        ConfigError: ``axis`` is invalid.
     """
 
-    def __init__(self, num_transitions_per_env: int, num_envs: int, axis: int | None, arrays: HostArrays) -> None:
-        self._rows, self._num_envs = num_transitions_per_env, num_envs
-        self.axis = check_axis(axis)
-        self._arrays = arrays
+    def __init__(self, num_transitions_per_env: int, num_envs: int, arrays: HostArrays) -> None:
+        self._rows, self._num_envs, self._arrays = num_transitions_per_env, num_envs, arrays
         # For actor and critic each: memory, which the next rollout overwrites, and whether this rollout has states.
         self._memory: list[Tree] = [None, None]
         self._stated = [False, False]
@@ -102,7 +96,7 @@ class PolicyStates:
 
     def _as_state(self, path: str, leaf: Any) -> Array:
         made = self._arrays.array(leaf)
-        check_envs(path, tuple(made.shape), self._num_envs, self.axis)
+        check_envs(path, tuple(made.shape), self._num_envs)
         return made
 
     def _begun(self, states: Tree, memory: Tree, step: int) -> Tree:
@@ -173,37 +167,29 @@ def is_empty(tree: Tree) -> bool:
     return tree is None or (isinstance(tree, tuple | list) and all(is_empty(part) for part in tree))
 
 
-def check_axis(axis: object) -> int | None:
-    """Return ``axis``; raise ConfigError unless it is None or an integer of at least 0."""
-    if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
-        return axis
-    raise ConfigError(f"hidden_axis: expected None or an integer of at least 0, found {axis!r}")
-
-
-def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
-    """Return the axis of the environments in a hidden state: ``axis``; or, if ``axis`` is None, axis 1 for three or
-    more dimensions (``[layers, N, ...]``) and axis 0 for fewer dimensions.
+def _env_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of the environments in a hidden state: axis 1 for three or more dimensions, ``[layers, N, ...]``;
+    axis 0 for fewer dimensions, ``[N, ...]``.
     """
-    return (1 if len(shape) >= 3 else 0) if axis is None else axis
+    return 1 if len(shape) >= 3 else 0
 
 
-def check_envs(path: str, shape: tuple[int, ...], num_envs: int, axis: int | None) -> None:
-    """Raise SchemaError if a hidden state's shape does not have ``num_envs`` environments; see ``env_axis``."""
-    axis = env_axis(shape, axis)
+def check_envs(path: str, shape: tuple[int, ...], num_envs: int) -> None:
+    """Raise SchemaError if a hidden state's shape does not have ``num_envs`` environments."""
+    axis = _env_axis(shape)
     if len(shape) <= axis or shape[axis] != num_envs:
         raise SchemaError(
             f"{path}: expected {num_envs} environments on axis {axis}, found shape {list(shape)}; "
-            "set hidden_axis to the axis of the environments"
+            "a state has the axes [N], [N, features] or [layers, N, ...]"
         )
 
 
-def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
+def take(stored: Tree, rows: Array) -> Tree:
     """Return the hidden states of the given rows.
 
     Args:
         stored: Arrays ``[T, ...]`` that have an axis of environments.
         rows: Flat row indices ``[B]``.
-        axis: The axis of the environments within a row; see ``env_axis``.
 
     Returns:
         A tree of the same structure; in its arrays, an axis of length ``B`` for the rows replaces the axis of
@@ -212,7 +198,7 @@ def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
 
     def one(path: str, leaf: Array) -> Array:
         xp = namespace(leaf)
-        place = env_axis(tuple(leaf.shape[1:]), axis)
+        place = _env_axis(tuple(leaf.shape[1:]))
         # [T, layers, N, ...] becomes [T * N, layers, ...], whose rows have flat indices, and [B, layers, ...] becomes
         # [layers, B, ...].
         by_row = xp.moveaxis(leaf, place + 1, 1)

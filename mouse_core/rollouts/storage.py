@@ -68,8 +68,6 @@ class RolloutStorage:
             second function returns a state or ``(state, mask)``. Mini-batches contain the outputs of both functions for
             the previous observation of each row. Both extractors are called with all rows, ``[T * N, ...]``.
         device: "cpu" or None; adapters support other devices.
-        hidden_axis: The axis of the environments in the hidden states of one step. None: axis 1 if a state has three or
-            more dimensions, ``[layers, N, ...]``; else axis 0, ``[N, ...]``.
         validate: Whether non-finite numbers, unknown done codes, and integers that the field's dtype cannot represent
             raise DataError. None: True on the CPU and False on other devices, because on other devices the check would
             wait for all queued work.
@@ -103,7 +101,6 @@ class RolloutStorage:
         *,
         amp_cfg: Any = None,
         device: Any = None,
-        hidden_axis: int | None = None,
         validate: bool | None = None,
     ) -> None:
         check_count("num_envs", num_envs)
@@ -117,7 +114,7 @@ class RolloutStorage:
         self.epoch = 0
         self.spec = stored_spec(self._fields)
         self._checks = StepChecks(self._fields, self.num_envs, self.spec, self._kind, validate)
-        self._states = PolicyStates(self.num_transitions_per_env, self.num_envs, hidden_axis, self._kind)
+        self._states = PolicyStates(self.num_transitions_per_env, self.num_envs, self._kind)
         self._arrays: dict[str, Array] = {}
         for name, field in self._fields.items():
             if field.mask or not field.optional:
@@ -267,7 +264,6 @@ class RolloutStorage:
         device: Any = None,
         *,
         seed: int = 0,
-        hidden_axis: int | None = None,
         validate: bool | None = None,
     ) -> Self:
         """Create a storage with the fields of motion imitation; the attributes of fields that are not configured are
@@ -275,7 +271,7 @@ class RolloutStorage:
 
         Args:
             training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
-            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate: See ``RolloutStorage``.
+            num_envs, num_transitions_per_env, amp_cfg, device, seed, validate: See ``RolloutStorage``.
             obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape: See
                 ``motion_mimic_fields``.
             apply_dagger_actions, rnd_state_shape: See ``motion_mimic_fields``.
@@ -285,8 +281,8 @@ class RolloutStorage:
         """
         shapes = (obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape)
         fields = motion_mimic_fields(training_type, *shapes, apply_dagger_actions, rnd_state_shape)
-        options: dict[str, Any] = {"amp_cfg": amp_cfg, "device": device, "hidden_axis": hidden_axis}
-        storage = cls(num_envs, num_transitions_per_env, fields, seed, validate=validate, **options)
+        options: dict[str, Any] = {"amp_cfg": amp_cfg, "device": device, "validate": validate}
+        storage = cls(num_envs, num_transitions_per_env, fields, seed, **options)
         storage.training_type = training_type
         return storage
 
@@ -371,7 +367,7 @@ class RolloutStorage:
         rows_in_all = self.num_transitions_per_env * self.num_envs
         parts = cut(rows_in_all, num_mini_batches, drop_last=drop_last)
         flat, starts = self._flat(), episode_starts(self._arrays["dones"])
-        options = {"amp": self._amp(), "hidden_states": self.hidden_states, "hidden_axis": self._states.axis}
+        options = {"amp": self._amp(), "hidden_states": self.hidden_states}
 
         def take(rows: Array) -> MiniBatch:
             return take_mini_batch(flat, rows, starts, histories=histories, **options)
@@ -400,7 +396,7 @@ class RolloutStorage:
         self._check_readable("recurrent_mini_batch_generator", num_epochs)
         parts = cut(self.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
         arrays = self._read_arrays()
-        options = {"amp": self._amp(), "hidden_states": self.hidden_states, "hidden_axis": self._states.axis}
+        options = {"amp": self._amp(), "hidden_states": self.hidden_states}
 
         def take(envs: Array) -> MiniBatch:
             return take_recurrent_mini_batch(arrays, envs, **options)

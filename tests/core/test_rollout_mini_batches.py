@@ -28,8 +28,7 @@ def motion(
     steps: int = STEPS, envs: int = ENVS, *, seed: int = 0, hidden: Any = None, **options: Any
 ) -> RolloutStorage:
     random = np.random.default_rng(seed)
-    more = {key: options.pop(key) for key in ("hidden_axis",) if key in options}
-    storage = RolloutStorage.motion_mimic("rl", envs, steps, **{**MOTION, **options}, seed=seed, **more)
+    storage = RolloutStorage.motion_mimic("rl", envs, steps, **{**MOTION, **options}, seed=seed)
     for _ in range(steps):
         transition = motion_transition(random, envs, **options)
         if hidden:
@@ -308,16 +307,11 @@ def mixed(random: np.random.Generator) -> Any:
     return [random.normal(size=(ENVS, 3)), {"c": random.normal(size=(2, ENVS, 1)), "h": [random.normal(size=ENVS)]}]
 
 
-def batch_first(random: np.random.Generator) -> Any:
-    return random.normal(size=(ENVS, 2, 3)), random.normal(size=(ENVS, 2, 3, 1))
-
-
 HIDDEN = {
     "gru": gru,
     "lstm": lstm,
     "mixed": mixed,
     "actor only": lambda random: (random.normal(size=(1, ENVS, 3)), None),
-    "batch first": batch_first,
 }
 
 
@@ -331,12 +325,11 @@ def leaves(tree: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("hidden", "parts", "shuffle"),
-    [("gru", 1, True), ("lstm", 2, False), ("mixed", 2, True), ("actor only", 5, True), ("batch first", 2, False)],
+    [("gru", 1, True), ("lstm", 2, False), ("mixed", 2, True), ("actor only", 5, True)],
 )
 def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: str) -> None:
-    axis = 0 if hidden == "batch first" else None
     more: dict[str, Any] = {"apply_dagger_actions": True, "rnd_state_shape": (6,), "seed": parts}
-    storage = motion(hidden=HIDDEN[hidden], hidden_axis=axis, amp_cfg=AMP, **more)
+    storage = motion(hidden=HIDDEN[hidden], amp_cfg=AMP, **more)
     seen: list[int] = []
     for batch in storage.recurrent_mini_batch_generator(parts, 2, shuffle=shuffle):
         envs = [int(env) for env in batch.rows[0]]
@@ -356,7 +349,7 @@ def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: str) -> None:
         found, stored = leaves(batch.hidden_states), leaves(storage.hidden_states)
         assert len(found) == len(stored)
         for state, array in zip(found, stored, strict=True):
-            env_axis = axis if axis is not None else (1 if array.ndim > 3 else 0)
+            env_axis = 1 if array.ndim > 3 else 0
             expected = [np.take(array[first], env, axis=env_axis) for env, first, _ in own]
             np.testing.assert_array_equal(state, np.stack(expected, axis=env_axis))
         assert tuple(batch)[12] is batch.hidden_states

@@ -163,7 +163,6 @@ def test_fields_that_cannot_be(fields: Any, message: str) -> None:
         ({"num_transitions_per_env": 1.5}, "num_transitions_per_env: expected an integer of at least 1, found 1.5"),
         ({"seed": -1}, "seed: expected an integer"),
         ({"device": "cuda"}, "device: expected 'cpu' or None"),
-        ({"hidden_axis": -1}, "hidden_axis: expected None or an integer of at least 0, found -1"),
         ({"amp_cfg": {"amp_obs_extractor": abs}}, "expected a function as amp_ref_obs_extractor, found None"),
         ({"amp_cfg": {"amp_obs_extractor": abs, "amp_ref_obs_extractor": abs}}, "expected a field 'observations'"),
     ],
