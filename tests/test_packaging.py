@@ -318,7 +318,7 @@ LEFT_OUT = {
     *("metadata", "augment", "cli", "formats", "groups", "hub", "images", "inspect", "replay", "columns", "rollouts"),
     *("text", "trees", "files", "nested", "remote", "testing"),
 }
-LEFT_OUT_MODULES = {"mouse_core.store.export", "mouse_core.prefetch._resuming"}
+LEFT_OUT_MODULES = {"mouse_core.store.export"}
 MOST_LOADED = 45
 
 
