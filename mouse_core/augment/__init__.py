@@ -5,6 +5,7 @@ or JAX arrays.
 from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
 from mouse_core.augment.config import (
     Affine,
+    AffineFields,
     AugmentMaskProbConfig,
     AugmentScalarSpec,
     AugmentTokensConfig,
@@ -20,6 +21,7 @@ from mouse_core.augment.transform import apply
 
 __all__ = [
     "Affine",
+    "AffineFields",
     "AugmentMaskProbConfig",
     "AugmentScalarSpec",
     "AugmentTokensConfig",

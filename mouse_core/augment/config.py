@@ -104,9 +104,11 @@ class AugmentScalarSpec:
 class Affine(NamedTuple):
     """The linear map ``x * scale + shift``; if ``scale`` or ``shift`` is None, that operation is left out.
 
+    An array applies to the last axes of a field: ``[B, 1, 7]`` has one number for each window and each of 7 values.
+
     Args:
-        scale: The factor, float64 ``[]``, or None.
-        shift: The number that is added, float64 ``[]``, or None.
+        scale: The factor, float64 ``[]`` or ``[B, 1 or S, ...]``, or None.
+        shift: The number that is added, float64 ``[]`` or ``[B, 1 or S, ...]``, or None.
     """
 
     scale: Any
@@ -164,7 +166,41 @@ class PermuteFields:
 
 
 @dataclass(frozen=True)
-class ScaleFields:
+class AffineFields:
+    """Base class of augmentations that compute ``x * scale + shift`` of floating-point fields.
+
+    A subclass is a frozen dataclass that implements ``affine``. The ``repr`` of its instances is part of a checkpoint's
+    fingerprint.
+
+    Args:
+        fields: Names of the fields.
+
+    Raises:
+        ConfigError: No field is given, or a field is given twice.
+    """
+
+    fields: Names
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    def affine(self, stream: Stream, shape: tuple[int, int]) -> Affine:
+        """Draw a scale and a shift for the batch; the result must depend only on the arguments and on ``self``.
+
+        Args:
+            stream: A function that takes the name of a draw, such as "signs", and returns the ``Key`` of its random
+                numbers.
+            shape: The lengths ``(B, S)`` of the complete batch, over all shards.
+        """
+        raise NotImplementedError
+
+    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
+        """Draw a scale and a shift, which are the same for all fields of this augmentation."""
+        return {"affine": dict.fromkeys(there(self.fields), self.affine(stream, shape))}
+
+
+@dataclass(frozen=True)
+class ScaleFields(AffineFields):
     """The linear map ``x * scale + shift`` of floating-point fields. ``scale`` and ``shift`` are drawn once per batch,
     and are the same for all fields.
 
@@ -185,9 +221,7 @@ class ScaleFields:
     endpoints: tuple[tuple[float, float], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", _names("ScaleFields: fields", self.fields))
-        _check_some("ScaleFields", self.fields)
-        where = f"ScaleFields: {', '.join(self.fields)}"
+        where = _check_fields(self)
         for option in ("scale", "shift"):
             check_kind(f"{where}: {option}", getattr(self, option), AugmentScalarSpec, optional=True)
         if (self.endpoints is None) == (self.scale is None and self.shift is None):
@@ -208,14 +242,12 @@ class ScaleFields:
         scale = (from_high - from_low) / (high - low)
         return scale, from_low - low * scale
 
-    def draw(self, stream: Stream, shape: tuple[int, int], there: There, image_shape: ImageShapes) -> Drawn:
-        """Draw a scale and a shift for the batch."""
+    def affine(self, stream: Stream, shape: tuple[int, int]) -> Affine:
+        """Draw one scale and one shift for the batch."""
         if self.line is not None:
-            affine = Affine(*map(np.float64, self.line))
-        else:
-            scalars = (("scale", self.scale), ("shift", self.shift))
-            affine = Affine(*(None if spec is None else np.float64(spec.draw(stream(name))) for name, spec in scalars))
-        return {"affine": dict.fromkeys(there(self.fields), affine)}
+            return Affine(*map(np.float64, self.line))
+        scalars = (("scale", self.scale), ("shift", self.shift))
+        return Affine(*(None if spec is None else np.float64(spec.draw(stream(name))) for name, spec in scalars))
 
 
 @dataclass(frozen=True)
@@ -241,9 +273,7 @@ class ImageFields:
     shift: AugmentScalarSpec | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", _names("ImageFields: fields", self.fields))
-        _check_some("ImageFields", self.fields)
-        where = f"ImageFields: {', '.join(self.fields)}"
+        where = _check_fields(self)
         check_kind(f"{where}: crop", self.crop, RandomShift | RandomCrop, optional=True)
         for option in ("scale", "shift"):
             check_kind(f"{where}: {option}", getattr(self, option), AugmentScalarSpec, optional=True)
@@ -293,9 +323,7 @@ class MaskFields:
     value: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", _names("MaskFields: fields", self.fields))
-        _check_some("MaskFields", self.fields)
-        where = f"MaskFields: {', '.join(self.fields)}"
+        where = _check_fields(self)
         object.__setattr__(self, "probability", check_unit(f"{where}: probability", self.probability))
         if self.value is not None:
             number = isinstance(self.value, bool | int | float | np.bool_ | np.integer | np.floating)
@@ -320,7 +348,7 @@ class MaskFields:
         return drawn
 
 
-ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
+ByField = PermuteFields | AffineFields | ImageFields | MaskFields
 """The types of the augmentations in ``by_field``."""
 
 # Every option has its own random streams, so that enabling an option does not change other draws. These numbers are
@@ -409,6 +437,16 @@ def _names(where: str, given: Any) -> Names:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{where}: expected names of fields, found {name!r}")
     return names
+
+
+def _check_fields(one: Any) -> str:
+    """Convert the argument ``fields`` of an augmentation to a tuple of names and check it; return the prefix of errors
+    about the augmentation.
+    """
+    kind = type(one).__name__
+    object.__setattr__(one, "fields", _names(f"{kind}: fields", one.fields))
+    _check_some(kind, one.fields)
+    return f"{kind}: {', '.join(one.fields)}"
 
 
 def _check_some(where: str, fields: Names) -> None:
@@ -518,8 +556,8 @@ class AugmentTokensConfig:
         permute_obs_discrete: Whether to permute the states of ``obs_discrete``.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
         mask_prob: The masking probabilities of the standard fields, an ``AugmentMaskProbConfig``.
-        by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields``, ``ImageFields`` and
-            ``MaskFields``. The draws of an augmentation depend only on the seed, the index and the augmentation's
+        by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields`` (or another subclass
+            of ``AffineFields``), ``ImageFields`` and ``MaskFields``. The draws of an augmentation depend only on the seed, the index and the augmentation's
             fields, not on other augmentations.
         deliver_masks: Whether a batch also has ``<field>_mask``, bool ``[B, S]``, True at masked steps, for every field
             with a masking probability above 0.
@@ -563,7 +601,7 @@ class AugmentTokensConfig:
         object.__setattr__(self, "by_field", check_by_field(f"{where}: by_field", self.by_field))
         check_once(where, "permuted", self._fields_of(PermuteFields))
         pixels = [name for one in self.of(ImageFields) if one.scalars for name in one.fields]
-        check_once(where, "scaled", [*self._fields_of(ScaleFields), *pixels])
+        check_once(where, "scaled", [*self._fields_of(AffineFields), *pixels])
         check_once(where, "changed as an image", self._fields_of(ImageFields))
         check_once(where, "masked", self.masked())
 

@@ -129,8 +129,6 @@ def _drawn(
 
 def cut(draws: Draws, first: int, count: int) -> Draws:
     """Return the draws for rows ``[first, first + count)`` of the batch."""
-    crops = {field: one._replace(pixels=None) for field, one in draws.images.items()}
-    rows = draws._replace(affine={}, fills={}, images=crops)
-    taken = rows.map(lambda values: values[first : first + count])
+    taken = draws.map(lambda values: values[first : first + count] if values.ndim else values)
     images = {field: one._replace(pixels=draws.images[field].pixels) for field, one in taken.images.items()}
-    return taken._replace(affine=draws.affine, fills=draws.fills, images=images)
+    return taken._replace(images=images)  # tables of pixels have no axis of rows

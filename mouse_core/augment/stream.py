@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.config import AugmentTokensConfig, ImageFields, MaskFields, PermuteFields, ScaleFields
+from mouse_core.augment.config import AffineFields, AugmentTokensConfig, ImageFields, MaskFields, PermuteFields
 from mouse_core.augment.draws import Draws, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty, crop_size
 from mouse_core.augment.transform import mask, transform, with_steps, without_steps
@@ -71,7 +71,7 @@ class StreamAugment:
 
     @property
     def _scaled(self) -> set[str]:
-        return {name for one in self.config.of(ScaleFields) for name in one.fields}
+        return {name for one in self.config.of(AffineFields) for name in one.fields}
 
     @property
     def _image_shapes(self) -> dict[str, tuple[int, int, int]]:

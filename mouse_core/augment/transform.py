@@ -259,7 +259,7 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
     xp = namespace(values)
     if not xp.isdtype(values.dtype, "real floating"):
         raise SchemaError(f"augment: {field}: expected a floating dtype to scale or shift, found {values.dtype}")
-    scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
+    scale, shift = (None if part is None else _scalar(xp, values, _by_axes(field, values, part)) for part in affine)
     fresh = own and is_numpy_array(values)
     if scale is not None:
         # Memory that was written to before causes no page faults.
@@ -278,8 +278,25 @@ def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) ->
     return values
 
 
+def _by_axes(field: str, values: Array, part: Array) -> Array:
+    """Return a scale or shift with axes that match the axes of ``values``.
+
+    Example: for values ``[B, S, K, 7]``, a scale ``[B, 1, 7]`` becomes ``[B, 1, 1, 7]``.
+    """
+    if not part.ndim:
+        return part
+    shape = (*part.shape[:2], *(1,) * (values.ndim - part.ndim), *part.shape[2:])
+    sizes = zip(shape, values.shape, strict=False)
+    if len(shape) != values.ndim or shape[0] != len(values) or any(size not in (1, of) for size, of in sizes):
+        raise SchemaError(
+            f"augment: {field}: expected a scale and a shift that fit shape {tuple(values.shape)}, "
+            f"found {tuple(part.shape)}"
+        )
+    return part.reshape(shape)
+
+
 def _scalar(xp: Any, values: Array, scalar: Array) -> Array:
-    """Convert a number to an array ``[]`` in the dtype of ``values``."""
+    """Convert a number, or an array of numbers, to an array in the dtype of ``values``."""
     scalar = array_like(scalar, values)
     if xp.isdtype(values.dtype, "real floating") and xp.finfo(values.dtype).bits < 32:
         # JAX without x64 rounds to float32 first, so all frameworks do.

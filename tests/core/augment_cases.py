@@ -126,6 +126,14 @@ def configs(draw: st.DrawFn) -> AugmentTokensConfig:
     )
 
 
+def number_at(part: Any, place: tuple[int, ...]) -> Any:
+    """The scale or shift of the value at a place; an array is [B, 1 or S, ...] with the last axes of the field."""
+    if not np.ndim(part):
+        return part
+    b, s, *_ = place
+    return part[(b, min(s, part.shape[1] - 1), *place[len(place) - part.ndim + 2 :])]
+
+
 def oracle(batch: Batch, draws: Draws) -> Batch:
     """What ``apply`` must give, one value after the other in plain Python; images as [B, S, H, W, C]."""
     found = {name: values.copy() for name, values in batch.items()}
@@ -143,9 +151,9 @@ def oracle(batch: Batch, draws: Draws) -> Batch:
             value = batch[name][place]
             with np.errstate(all="ignore"):
                 if scale is not None:
-                    value = dtype(value * dtype(scale))
+                    value = dtype(value * dtype(number_at(scale, place)))
                 if shift is not None:
-                    value = dtype(value + dtype(shift))
+                    value = dtype(value + dtype(number_at(shift, place)))
             found[name][place] = value
     for name, (crop, pixels) in draws.images.items():
         image = found[name]

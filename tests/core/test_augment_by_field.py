@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,21 @@ from mouse_core import (
     StateError,
     TokenAugmenter,
 )
-from mouse_core.augment import apply, draw
+from mouse_core.augment import Affine, AffineFields, apply, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import UNIFORM, assert_same, oracle
 from tests.raising import assert_raises
+
+
+
+@dataclass(frozen=True)
+class FlipAndShake(AffineFields):
+    """Signs of two values, drawn once for each window, and noise at every step."""
+
+    def affine(self, stream: Callable[[str], Key], shape: tuple[int, int]) -> Affine:
+        signs = stream("signs").integers(2, 2 * shape[0]).reshape(shape[0], 1, 2) * 2.0 - 1
+        return Affine(signs, stream("noise").normal(shape[0] * shape[1] * 2).reshape(*shape, 2))
+
 
 ACTIONS, SIZE, LENGTH = 5, 6, 4
 KEY = Key(7, Purpose.AUGMENT, 11)
@@ -38,6 +51,7 @@ CONFIG = AugmentTokensConfig(
         PermuteFields(3, codes="room"),
         ScaleFields("torque", endpoints=((-2, 0), (2, 1))),
         ScaleFields(["left", "right"], scale=UNIFORM, shift=AugmentScalarSpec(mean=0.5, std=1.0)),
+        FlipAndShake("hand"),
         MaskFields(["torque", "room"], 0.4, 2),
         MaskFields("left", 0.3, math.nan),
         MaskFields("legal", 0.3, True),
@@ -60,6 +74,7 @@ def make_batch(*, offsets: tuple[int, ...] = (), size: int = SIZE) -> dict[str, 
         "right": random.normal(size=shape).astype(np.float32),
         "time": random.integers(0, 99, shape),
         "else": random.normal(size=shape),
+        "hand": random.normal(size=(*shape, 2)).astype(np.float32),
     }
 
 
@@ -114,7 +129,7 @@ def test_what_one_draws_does_not_depend_on_what_else_is_asked_for() -> None:
         alone = draw(AugmentTokensConfig(by_field=[part], deliver_masks=True), KEY, (SIZE, LENGTH))
         for kind in ("permutations", "columns", "affine", "delivered_masks"):
             for name, drawn in getattr(alone, kind).items():
-                assert np.array_equal(drawn, getattr(whole, kind)[name])
+                assert all(map(np.array_equal, drawn, getattr(whole, kind)[name]))
     turned = AugmentTokensConfig(by_field=CONFIG.by_field[::-1], permute_done=True, deliver_masks=True)
     assert np.array_equal(draw(turned, KEY, (SIZE, LENGTH)).columns["legal"], whole.columns["legal"])
     drawn = [
@@ -170,6 +185,7 @@ FIELDS = [
     Field("room"),
     Field("torque", dtype="float32"),
     Field("camera", image=True),
+    Field("hand", dtype="float32"),
 ]
 
 
@@ -189,6 +205,7 @@ def make_store(rows: int = 90, **options: Any) -> DatasetStore:
             "room": random.integers(0, 3, rows).astype(np.uint8),
             "torque": random.normal(size=(rows, 2)),
             "observation_image": random.integers(0, 256, (rows, 6, 5, 1), dtype=np.uint8),
+            "hand": random.normal(size=(rows, 2)),
         }
     )
     return store
@@ -198,6 +215,7 @@ AUGMENT = AugmentTokensConfig(
     by_field=[
         PermuteFields(ACTIONS, codes=["action", "previous"], columns=["q_star", "legal"]),
         ScaleFields("torque", endpoints=((-1, -10), (1, 10))),
+        FlipAndShake("hand"),
         MaskFields(["room", "torque"], 0.3, 300),
     ],
     permute_done=True,
@@ -279,6 +297,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (PermuteFields(5, codes="torque"), {}, "torque: expected integer codes"),
     (PermuteFields(4, columns="legal"), {}, "legal: expected [B, S, 4] for 4 codes"),
     (ScaleFields("room", UNIFORM), {}, "room: expected a floating dtype to scale or shift, found uint8"),
+    (FlipAndShake("reward"), {}, "reward: expected a scale and a shift that fit shape (1, 1), found (1, 1, 2)"),
     (
         MaskFields("room", 0.1, 300),
         {},
