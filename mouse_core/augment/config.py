@@ -556,9 +556,9 @@ class AugmentTokensConfig:
         permute_obs_discrete: Whether to permute the states of ``obs_discrete``.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` for ``obs_image``.
         mask_prob: The masking probabilities of the standard fields, an ``AugmentMaskProbConfig``.
-        by_field: Augmentations of named fields: any number of ``PermuteFields``, ``ScaleFields`` (or another subclass
-            of ``AffineFields``), ``ImageFields`` and ``MaskFields``. The draws of an augmentation depend only on the seed, the index and the augmentation's
-            fields, not on other augmentations.
+        by_field: Augmentations of named fields: any number of ``PermuteFields``, ``AffineFields`` (such as
+            ``ScaleFields``), ``ImageFields`` and ``MaskFields``. The draws of an augmentation depend only on the seed,
+            the index and the augmentation's fields, not on other augmentations.
         deliver_masks: Whether a batch also has ``<field>_mask``, bool ``[B, S]``, True at masked steps, for every field
             with a masking probability above 0.
         max_num_actions: Number of actions; 0: the number that the data or the caller provide.

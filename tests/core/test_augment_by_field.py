@@ -32,6 +32,8 @@ from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import UNIFORM, assert_same, oracle
 from tests.raising import assert_raises
 
+ACTIONS, SIZE, LENGTH = 5, 6, 4
+KEY = Key(7, Purpose.AUGMENT, 11)
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,6 @@ class FlipAndShake(AffineFields):
         return Affine(signs, stream("noise").normal(shape[0] * shape[1] * 2).reshape(*shape, 2))
 
 
-ACTIONS, SIZE, LENGTH = 5, 6, 4
-KEY = Key(7, Purpose.AUGMENT, 11)
 CONFIG = AugmentTokensConfig(
     by_field=[
         PermuteFields(ACTIONS, codes=["action", "previous"], columns=["q_star", "legal"]),
