@@ -1,4 +1,4 @@
-"""Checksums of stored bytes, with one algorithm, XXH3, for all kinds of content.
+"""Checksums of stored bytes, with one algorithm, XXH3, for stores, logs, checkpoints and saved datasets.
 
 A checksum detects accidental damage: a flipped bit, a partly written page, a missing end. A checksum does not detect
 manipulation.
@@ -10,8 +10,15 @@ manipulation.
 | file, trailer of a sealed file | `digest`, `file_digest`, 128 bits | manifest of its folder, or name of the file |
 | JSON text | `json_with_digest`, 128 bits | first member of the text |
 
-To change the algorithm, only this module must change. An algorithm needs two functions of bytes with a ``seed``, and
-two classes with ``update``, ``copy``, ``digest_size``, ``hexdigest`` and (for 64 bits) ``intdigest``.
+To change the algorithm, replace the four names that this module imports from ``xxhash``. ``data`` is any C-contiguous
+buffer of bytes, and ``seed`` an integer in ``[0, 2**64)``; equal data with another seed have another checksum:
+
+| name | result |
+| --- | --- |
+| ``checksum(data, seed=0)`` | an integer of 64 bits |
+| ``digest(data)`` | 32 hexadecimal digits |
+| ``RunningChecksum(data=b"", seed=0)`` | an object with ``update(data)``, ``copy()``, ``intdigest()`` |
+| ``RunningDigest(data=b"")`` | an object with ``update(data)``, ``digest_size``, ``digest()``, ``hexdigest()`` |
 """
 
 from __future__ import annotations
@@ -33,9 +40,6 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import damaged, json_object, read_bytes
 
 __all__ = ["RunningChecksum", "RunningDigest", "checksum", "digest"]
-
-ALGORITHM = "XXH3"
-"""Name of the algorithm, for messages."""
 
 DIGEST_BYTES = RunningDigest().digest_size
 """Size of a digest in bytes."""

@@ -307,7 +307,7 @@ class Part:
         first: Index of the first row in the source.
         rows: Number of rows in the source.
         digest: Digest of these rows in the source.
-        files: Checksums (xxh3, 128 bits) of the files by name.
+        files: Digests of the files by name; see ``files.checksum``.
         facts: Further JSON data about the part.
     """
 

@@ -57,7 +57,7 @@ class Batchifier(Loader[T]):
             ``[B, ...]`` without an axis of steps.
         batch_size: Number of windows in a batch, B, over all shards and devices; by default 32. For a replay buffer,
             see ``ReplayBuffer.sample``.
-        sampling: "random", "last", "sequential", "batch", "blocks", ``sampling.Blocks``, or a ``WindowSampler``.
+        sampling: The starts of windows; see ``mouse_core.BatchSource``.
         prefetch: Number of batches to compute ahead.
         num_workers: Number of threads that compute batches, and of processes that decode images; with 0, the calling
             thread does both. The stream does not depend on this number.

@@ -261,7 +261,7 @@ class EpisodeWindows:
     Args:
         sequence_length: Number of steps in a window, S.
         batch_size: Number of windows in a batch.
-        sampling: "random", "last", "sequential", "batch", "blocks" or ``Blocks``.
+        sampling: A name in ``SAMPLERS``, or ``Blocks``.
         weighting: Only for the sampling "random". "step": every window is equally likely, so long episodes are more
             frequent. "trajectory": every episode with a window is equally likely.
         pad: Whether windows may be padded: the window of a short episode and, for windows without overlap, the last

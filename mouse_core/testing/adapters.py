@@ -33,6 +33,7 @@ from mouse_core.errors import (
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.rollouts.fields import RolloutField
+from mouse_core.sampling.windows import SAMPLERS
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.testing._comparing import InArrays, refused, same_arguments, stream_digest
 from mouse_core.testing.examples import example_columns, example_store
@@ -471,7 +472,7 @@ class AdapterConformance(InArrays):
         batches.
         """
         store = example_store()
-        for sampling in ("random", "last", "sequential", "batch"):
+        for sampling in SAMPLERS:
             for workers in (0, 1, 2, 8):
                 with self._loader(store, sampling=sampling, num_workers=workers) as loader:
                     self._same(loader, self._source(store, sampling=sampling), 12)

@@ -543,7 +543,7 @@ class VideoIndex:
         size: Size of each packet in bytes, int32.
         start: Index of the packet at which the decoding of each packet begins, int32.
         referenced: 1 for each packet that other packets may need, else 0, uint8.
-        checksum: XXH3 of the bytes of each packet, uint64.
+        checksum: Checksum of the bytes of each packet, uint64.
         packet: Index of the packet of each frame, int32 ``[frames]``.
     """
 

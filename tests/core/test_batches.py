@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
+from mouse_core.sampling import SAMPLERS
 from mouse_core.testing import example_columns, example_store
 from tests.core.oracle import assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
 from tests.raising import assert_raises
 
-SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 NARROWER = {"obs_continuous": "float32", "obs_image": "uint8", "time": "float64", "done": "int8"}
 
 
@@ -26,7 +26,7 @@ def expected_arrays(world: World, rows: list[dict[str, Any]], dtypes: dict[str, 
 @st.composite
 def configurations(draw: st.DrawFn, rows: int) -> dict[str, Any]:
     length = draw(st.one_of(st.integers(1, min(rows, 12)), st.integers(1, min(rows, 200))))
-    sampling = draw(st.sampled_from(SAMPLINGS))
+    sampling = draw(st.sampled_from(list(SAMPLERS)))
     most = 7 if sampling in ("random", "batch", "blocks") else min(7, rows // length)
     return {
         "sequence_length": length,
@@ -137,7 +137,7 @@ def test_gathering_into_given_memory_and_in_stored_dtypes(
     world=worlds(),
     wanted=parts(max_parts=2, counts=st.integers(150, 400)),
     length=st.integers(70, 300),
-    sampling=st.sampled_from(SAMPLINGS),
+    sampling=st.sampled_from(list(SAMPLERS)),
     seed=st.integers(0, 99),
 )
 def test_long_windows(world: World, wanted: list[Part], length: int, sampling: str, seed: int) -> None:

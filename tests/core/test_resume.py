@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, StateError
-from mouse_core.sampling import Column
+from mouse_core.sampling import SAMPLERS, Column
 from mouse_core.store.derived import DerivedStore, Return
 from tests.core.oracle import assert_same
-
-SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 
 
 def table(rows: int, first: int = 0) -> pa.Table:
@@ -35,7 +33,7 @@ def take(loader: PrefetchBatchifier, count: int) -> list[dict[str, np.ndarray]]:
 
 
 @given(
-    sampling=st.sampled_from(SAMPLINGS),
+    sampling=st.sampled_from(list(SAMPLERS)),
     drop_last=st.booleans(),
     at=st.integers(0, 40),
     first=st.sampled_from([0, 1, 3]),
@@ -76,7 +74,7 @@ def test_resuming_at_any_index(
         assert other.state_dict() == state | {"next_index": at + 9}
 
 
-@pytest.mark.parametrize(("sampling", "workers"), [*((sampling, 2) for sampling in SAMPLINGS), ("random", 0)])
+@pytest.mark.parametrize(("sampling", "workers"), [*((sampling, 2) for sampling in SAMPLERS), ("random", 0)])
 def test_refresh_begins_an_epoch_over_what_there_is_now(sampling: str, workers: int) -> None:
     store = store_of(100)
     options: dict[str, Any] = {"sequence_length": 5, "batch_size": 4, "sampling": sampling, "seed": 2}

@@ -25,6 +25,7 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, Augment
 from mouse_core.digest import StreamDigest
 from mouse_core.mixtures import Mixture
 from mouse_core.replay import ArrayStorage, ReplayBuffer
+from mouse_core.sampling import SAMPLERS
 from mouse_core.store import Store
 from mouse_core.store.derived import DerivedStore, IsFirst, NStepDiscount, NStepReturn, Previous, Return, TimeToEnd
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
@@ -38,7 +39,6 @@ from tests.core.text_cases import EOS, PAD, examples, tokenizer
 from tests.core.video_cases import video_rows, write_video
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
-SAMPLINGS = ("random", "last", "sequential", "batch", "blocks")
 N = 10
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 12, "seed": 5}
 Case = tuple[Store, dict[str, Any]]
@@ -90,7 +90,7 @@ WINDOWS = {"action": range(6), "obs_image": [-3, -1, 0], "obs_continuous": [-1, 
 LENGTHS: dict[str, Any] = {"lengths": range(1, 9), "fields": ["action", "reward", "obs_continuous", "obs_image"]}
 KINDS: dict[str, Any] = {"obs_continuous": "mean_std", "q_star": "min_max", "reward": "quantiles"}
 PLAIN: list[dict[str, Any]] = [
-    *({"sampling": sampling} for sampling in SAMPLINGS),
+    *({"sampling": sampling} for sampling in SAMPLERS),
     {"boundary": "episode", "weighting": "trajectory", "pad": 0},
     {"windows": WINDOWS, "sequence_length": None, "pad": False},
     {"windows": WINDOWS, "boundary": "episode", "pad": 0},

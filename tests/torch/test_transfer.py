@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.mixtures import MixtureSource
 from mouse_core.prefetch import Delivery, Loader
+from mouse_core.sampling import SAMPLERS
 from mouse_core.testing import as_arrays, example_columns, example_store
 from mouse_torch import PrefetchBatchifier
 from mouse_torch.prefetch import whole_maker
@@ -57,7 +58,7 @@ MADE: dict[str, Callable[[Any], Callable[[int], Any]]] = {
 DTYPES = {"obs_image": "uint8", "reward": "float64", "odd": "int64", "time": "int32"}
 WINDOWS = {"action": range(4), "obs_continuous": [-1, 0], "obs_image": [0, 1, 5], "flag": [0]}
 OPTIONS: list[dict[str, Any]] = [
-    *({"sampling": sampling, "drop_last": False} for sampling in ("random", "last", "sequential", "batch")),
+    *({"sampling": sampling, "drop_last": False} for sampling in SAMPLERS),
     *({"sampling": sampling, "dtypes": DTYPES} for sampling in ("sequential", "batch")),
     *({"sequence_length": steps, "windows": WINDOWS, "dtypes": {"reward": "float64"}} for steps in (None, 5)),
     *({"augment": full_config(), "views": views} for views in (1, 2)),

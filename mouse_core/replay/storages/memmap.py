@@ -395,7 +395,7 @@ class MappedValues(Values):
 
 
 class RowSums:
-    """The checksums of rows: for each row and each file, the XXH3 hash of the row's bytes, with the row's index in the
+    """The checksums of rows: for each row and each file, the checksum of the row's bytes, with the row's index in the
     order of writing as seed.
 
     Because of this seed, a row that was stored in the place of another row is also detected. Callers hold the folder's
