@@ -15,9 +15,13 @@ from typing import Any
 from mouse_core._base.locks import ProcessLock
 
 
+_START = 120.0
+"""Largest time in seconds until a script has imported its libraries, which can take long on a busy machine."""
+
+
 class Child:
     """The process of a Python script that answers each line of JSON with a line of JSON; bytes can follow the answer's
-    line.
+    line. The first line of the script, ``{}``, says that the script has imported its libraries.
 
     In an answer, each of the ``values`` has an entry ``sizes``: the lengths of the value's byte strings, which follow
     the line.
@@ -28,7 +32,7 @@ class Child:
     """
 
     def __init__(self, script: Path, *arguments: str) -> None:
-        self._lock, self.owner = ProcessLock(), os.getpid()
+        self._lock, self.owner, self._is_ready = ProcessLock(), os.getpid(), False
         self._process: Any = subprocess.Popen(
             [sys.executable, "-P", str(script), *arguments],
             stdin=subprocess.PIPE,
@@ -56,38 +60,43 @@ class Child:
 
         Args:
             request: The request.
-            seconds: The time after which the process is killed.
+            seconds: The time after which the process is killed, without the time that its start takes.
 
         Raises:
             TimeoutError: There was no answer in time.
             EOFError: The process ended; the message is its exit code.
         """
-        process = self._process
         line = b"" if request is None else json.dumps(request).encode() + b"\n"
         with self._lock:
-            overdue = threading.Event()
+            if not self._is_ready:
+                self._answer(b"", _START)
+                self._is_ready = True
+            return self._answer(line, seconds)
 
-            def give_up() -> None:
-                overdue.set()
-                process.kill()
+    def _answer(self, line: bytes, seconds: float) -> tuple[dict[str, Any], list[list[bytearray]]]:
+        process, overdue = self._process, threading.Event()
 
-            timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), give_up)
-            timer.daemon = True
-            try:
-                timer.start()
-                process.stdin.write(line)
-                process.stdin.flush()
-                answer: dict[str, Any] = json.loads(process.stdout.readline())  # of nothing at the end
-                values = answer.get("values", ())
-                return answer, [[_exactly(process.stdout, size) for size in value["sizes"]] for value in values]
-            except (BrokenPipeError, EOFError, json.JSONDecodeError):
-                pass  # the process has ended, possibly in the middle of a line
-            except BaseException:
-                process.kill()
-                process.wait()
-                raise
-            finally:
-                timer.cancel()
+        def give_up() -> None:
+            overdue.set()
+            process.kill()
+
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), give_up)
+        timer.daemon = True
+        try:
+            timer.start()
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(process.stdout.readline())  # of nothing at the end
+            values = answer.get("values", ())
+            return answer, [[_exactly(process.stdout, size) for size in value["sizes"]] for value in values]
+        except (BrokenPipeError, EOFError, json.JSONDecodeError):
+            pass  # the process has ended, possibly in the middle of a line
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            timer.cancel()
         process.wait()
         raise TimeoutError if overdue.is_set() else EOFError(process.returncode)
 

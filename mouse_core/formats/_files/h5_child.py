@@ -6,6 +6,7 @@ line announces. The script imports nothing of this package, so that it starts qu
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -202,15 +203,19 @@ def _send(out: BinaryIO, header: dict[str, Any], parts: list[Any]) -> None:
     out.flush()
 
 
-def serve(path: str, opened: Callable[[str], Any]) -> None:
+def serve(library: str, path: str, opened: Callable[[str], Any]) -> None:
     """Answer requests until the input ends.
 
     Args:
+        library: The library that reads the files; it is imported before the first answer.
         path: The first file; requests can name further files.
         opened: A function that opens a file; the result has the methods of ``Opened``.
     """
     _bound_memory()
     out = sys.stdout.buffer
+    with suppress(ImportError):  # ``opened`` raises the error again
+        importlib.import_module(library)
+    _send(out, {}, [])
     try:
         file = opened(path)
         _send(out, {}, [])
@@ -233,4 +238,4 @@ def serve(path: str, opened: Callable[[str], Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Opened)
+    serve("h5py", sys.argv[1], Opened)

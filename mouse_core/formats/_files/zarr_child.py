@@ -193,4 +193,4 @@ def _register_pictures(name: str) -> None:
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    runpy.run_path(os.path.join(here, "h5_child.py"))["serve"](sys.argv[1], Opened)
+    runpy.run_path(os.path.join(here, "h5_child.py"))["serve"]("zarr", sys.argv[1], Opened)

@@ -112,6 +112,7 @@ def _serve() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("{}", flush=True)
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
