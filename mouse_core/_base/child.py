@@ -14,7 +14,6 @@ from typing import Any
 
 from mouse_core._base.locks import ProcessLock
 
-
 _START = 120.0
 """Largest time in seconds until a script has imported its libraries, which can take long on a busy machine."""
 

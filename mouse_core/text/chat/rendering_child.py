@@ -112,7 +112,8 @@ def _serve() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print("{}", flush=True)
+    sys.stdout.buffer.write(b"{}\n")
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
