@@ -53,7 +53,7 @@ PageChecksums = npt.NDArray[np.uint32]
 PAGE = 4096
 """Size in bytes of a page, for page checksums."""
 
-_PIECE = 8 << 20
+_PIECE = 1 << 20
 _HEAD, _HEAD_END = b'{"digest": "', b'",'
 
 

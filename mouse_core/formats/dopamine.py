@@ -35,6 +35,8 @@ from mouse_core.formats.columns import (
 __all__ = ["read_dopamine"]
 
 _STORES = ("observation", "action", "reward", "terminal")
+# Converting a piece takes eight times its memory.
+_PIECE_BYTES = 4 << 20
 _NAME = re.compile(r"\$store\$_(\w+?)_ckpt\.(\d{1,12})\.gz")
 
 
@@ -160,7 +162,7 @@ class _Checkpoint:
                     arrays[store] = NpyRows(stream, where=str(file))
                     arrays[store].skip(start)
             width = sum(array.row_bytes for array in arrays.values())
-            size = rows_at_once(width, most=size)
+            size = rows_at_once(width, most=size, budget=_PIECE_BYTES)
             for place in range(start, stop, size):
                 values = {}
                 for store, array in arrays.items():
