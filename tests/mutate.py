@@ -41,7 +41,16 @@ TARGETS = {
         "verify",
         "convert",
     ),
-    "mouse_core/columns": ("appends", "bad_input", "store", "tail_file", "replay_kinds", "replay_storages", "record"),
+    "mouse_core/columns": (
+        "appends",
+        "bad_input",
+        "spec_stored",
+        "store",
+        "tail_file",
+        "replay_kinds",
+        "replay_storages",
+        "record",
+    ),
     "mouse_core/episodes.py": (
         "replay_episodes",
         "replay_slices",
@@ -61,6 +70,7 @@ TARGETS = {
     ),
     "mouse_core/batches": (
         "batches",
+        "transitions",
         "boundaries",
         "windows_by_field",
         "orders",

@@ -419,3 +419,14 @@ def test_a_pixel_out_of_range_is_refused_with_its_row(bad: int) -> None:
     with pytest.raises(DataError, match=rf"expected 0\.\.255, found 256 at row {8 + bad}$"):
         store.extend(steps | {"observation_image": pixels})
     assert len(store) == 8
+
+
+def test_a_vector_of_one_value_follows_a_number() -> None:
+    store = DatasetStore()
+    for value in (1.5, [2.5], np.array([3.5])):
+        store.append({"action": 0, "reward": 0.0, "done": 0, "observation": value})
+    assert store.to_dataset()["observation"][:] == [1.5, 2.5, 3.5]
+    with pytest.raises(DataError, match="'observation': expected a single number, found shape"):
+        store.append({"action": 0, "reward": 0.0, "done": 0, "observation": [1.0, 2.0]})
+    with pytest.raises(DataError, match="'reward': expected a single number, found shape"):
+        store.append({"action": 0, "reward": [0.0, 0.0], "done": 0, "observation": 1.0})
