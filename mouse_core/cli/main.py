@@ -7,6 +7,7 @@ and returns the exit status. The docstring of ``run_NAME`` is the text of ``mous
 from __future__ import annotations
 
 import argparse
+import html
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mouse_core.formats.base import RowStream
     from mouse_core.formats.converting import Conversion
 
+_REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0;url={0}"><a href="{0}">mouse view</a>'
 GROUP = "mouse_core.commands"
 """The group of entry points for commands of other packages."""
 
@@ -257,6 +259,7 @@ def run_view(chosen: argparse.Namespace) -> int:
 
     status: 0 ended, 2 unusable data
     """
+    import tempfile
     import webbrowser
 
     from mouse_core.view import view
@@ -271,8 +274,12 @@ def run_view(chosen: argparse.Namespace) -> int:
         viewer = stack.enter_context(view(*stores, names=[_name(source) for source in sources], port=chosen.port))
         address = viewer.url + (f"#{chosen.at.removeprefix('#')}" if chosen.at else "")
         print(address, flush=True)  # noqa: T201
-        if not chosen.no_browser and not webbrowser.open(address):
-            print("mouse view: no browser was found; open the address in one", file=sys.stderr)  # noqa: T201
+        if not chosen.no_browser:
+            # The arguments of a browser, which all users of this machine can read, do not contain the token.
+            page = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mouse-view-")), "view.html")
+            page.write_text(_REDIRECT.format(html.escape(address)), encoding="utf-8")
+            if not webbrowser.open(page.as_uri()):
+                print("mouse view: no browser was found; open the address in one", file=sys.stderr)  # noqa: T201
         try:
             viewer.wait()
         except KeyboardInterrupt:

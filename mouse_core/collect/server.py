@@ -6,9 +6,11 @@ which names the client; a name belongs to one connection at a time.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -97,20 +99,28 @@ class StoreServer:
         try:
             with storing(f"server {self.address}"), reachable(self.address) as path:
                 if os.path.lexists(self.address):
-                    with socket.socket(socket.AF_UNIX) as other:
-                        if not other.connect_ex(path):
-                            raise ConfigError(f"server: expected a free address, found a server at {self.address!r}")
-                    os.unlink(self.address)  # left by a server that died
-                earlier_umask = os.umask(0o177)
-                try:
-                    listener.bind(path)
-                finally:
-                    os.umask(earlier_umask)
+                    self._remove_socket(path)
+                listener.bind(path)
+                # No process can connect before ``listen``. A umask would also change the files of other threads.
+                os.chmod(path, 0o600)
                 listener.listen(socket.SOMAXCONN)
         except BaseException:
             listener.close()
             raise
         return listener
+
+    def _remove_socket(self, path: str) -> None:
+        """Remove the socket of a server that died; raise ConfigError for a server that lives, or another file."""
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"server: expected a free address, found a file at {self.address!r}")
+        with socket.socket(socket.AF_UNIX) as other:
+            code = other.connect_ex(path)
+        if code == errno.ECONNREFUSED:
+            os.unlink(path)
+        elif code:
+            raise OSError(code, os.strerror(code))
+        else:
+            raise ConfigError(f"server: expected a free address, found a server at {self.address!r}")
 
     @property
     def clients(self) -> dict[str, int]:

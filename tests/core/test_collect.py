@@ -323,6 +323,26 @@ def test_another_user_cannot_connect() -> None:
             in_child(connect)
 
 
+def test_only_the_socket_of_a_dead_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = tmp_path / "rows"
+    address.write_text("no socket")
+    (tmp_path / "link").symlink_to(address)
+    for other in (address, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="expected a free address, found a file at"):
+            StoreServer(DatasetStore(), other)
+    assert address.read_text() == "no socket"
+    address.unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(address))
+    with monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "connect_ex", lambda *_: errno.EACCES)  # of another user
+        with pytest.raises(StorageError, match="Permission denied"):
+            StoreServer(DatasetStore(), address)
+    assert address.is_socket()
+    with StoreServer(DatasetStore(), address), pytest.raises(ConfigError, match="found a server at"):
+        StoreServer(DatasetStore(), address)
+
+
 def test_a_long_path_is_an_address(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     with DatasetStore.open(folder, "a") as store, StoreServer(store), StoreClient(folder, "a") as client:

@@ -1,5 +1,6 @@
 """The viewer: what its server tells to whom, the list of episodes, and curves that lose no spike."""
 
+import html
 import http.client
 import io
 import json
@@ -7,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -470,11 +472,18 @@ def test_the_command_serves_until_it_is_interrupted(
     for name in ("one", "two"):
         with DatasetStore.open(tmp_path / name / "runs", "a") as store:
             store.from_dataset(recording(images=False))
-    found = {}
+    found, pages = {}, list[Path]()
+
+    def opens(address: str) -> bool:
+        pages.append(Path(address.removeprefix("file://")))
+        return True
 
     def interrupted(viewer: Viewer) -> None:
         address = capsys.readouterr().out.strip()
         found["address"] = address
+        # No other user of this machine reads the token from the arguments of the browser, or from the file.
+        assert html.escape(address) in pages[0].read_text()
+        assert stat.S_IMODE(pages[0].parent.stat().st_mode) == 0o700
         with urlopen(Request(address.partition("#")[0] + "sources")) as answer:
             found["names"] = [one["name"] for one in json.load(answer)["sources"]]
         raise KeyboardInterrupt
@@ -482,7 +491,9 @@ def test_the_command_serves_until_it_is_interrupted(
     folders = [str(tmp_path / name / "runs") for name in ("one", "two")]
     with monkeypatch.context() as patched:
         patched.setattr(Viewer, "wait", interrupted)
-        assert main(["view", *folders, "--no-browser", "--at", "d=runs&e=1&s=2"]) == 0
+        patched.setattr("webbrowser.open", opens)
+        assert main(["view", *folders, "--at", "d=runs&e=1&s=2"]) == 0
+    assert not pages[0].exists()
     assert found["names"] == ["runs", "runs (2)"]
     assert found["address"].endswith("#d=runs&e=1&s=2")
     assert main(["view", str(tmp_path / "nothing"), "--no-browser"]) == 2
