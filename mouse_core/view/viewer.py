@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ChangedError, MouseError
 from mouse_core.store.views import Store
-from mouse_core.view._answers import Answers
+from mouse_core.view.answers import Answers
 from mouse_core.view.opening import Shown, shown_of
 
 _PAGE = Path(__file__).with_name("page")

@@ -33,9 +33,8 @@ from mouse_core.cli import main
 from mouse_core.images import encode_png
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.view import Viewer, view
+from mouse_core.view.answers import picture, thinned
 from mouse_core.view.opening import opened_store
-from mouse_core.view.pictures import picture
-from mouse_core.view.thinning import thinned
 
 NASTY = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 2">'
 
@@ -455,7 +454,7 @@ def test_one_window_is_made_and_not_its_batch(client: Client, monkeypatch: pytes
     client("window", source=1, window=3)
     client.open("window-image", source=1, window=3, field="obs_image", step=1).close()
     assert made == [1, 1]
-    monkeypatch.setattr("mouse_core.view._answers._MOST_BYTES", 100)
+    monkeypatch.setattr("mouse_core.view.answers._MOST_BYTES", 100)
     assert "at most 100 bytes" in client.refused("window", source=1)[1]
 
 

@@ -2,24 +2,365 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from mouse_core._arrow.column_types import ColumnType, column_type, fixed_shape, is_list
+from mouse_core._arrow.dense import plain
 from mouse_core.batches.source import BatchSource
-from mouse_core.errors import ChangedError, ConfigError
+from mouse_core.errors import ChangedError, ConfigError, DataError
+from mouse_core.formats.columns import MISSING, travels_with_action
+from mouse_core.images.pixels import check_image, decode_image, encode_png
 from mouse_core.sampling import Seconds
 from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
-from mouse_core.view.columns import described, read_dimensions
+from mouse_core.store.fields import stored_types
+from mouse_core.store.snapshot import Snapshot
 from mouse_core.view.listing import Query, shortest
 from mouse_core.view.opening import Shown
-from mouse_core.view.pictures import picture, png
-from mouse_core.view.pictures import shown as shown_value
-from mouse_core.view.thinning import thinned
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+# ---------------------------------------------------------------------- curves
+
+# Number of values that are read at a time.
+_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of a curve.
+
+    Args:
+        steps: The steps of the points, int64 ``[n]``, ascending.
+        values: The values of the points, float64 ``[n]``; NaN where the curve has a gap.
+    """
+
+    steps: Int64s
+    values: Floats
+
+
+def thinned(read: Callable[[int, int], Floats], begin: int, end: int, buckets: int, width: int = 1) -> list[Curve]:
+    """Return the curves of some columns over the steps ``begin .. end - 1``; each curve is reduced to a few points per
+    bucket.
+
+    The steps are divided into ``buckets`` ranges of equal length. In each bucket, the steps with the smallest and the
+    largest value are kept. So the kept points have the same range as the complete curve. Values that are not finite
+    (NaN, infinite) are gaps; in each bucket, the first and the last gap are kept. If there are few steps, all steps are
+    kept.
+
+    Args:
+        read: A function that takes ``first`` and ``last``, and returns the values of the steps ``first .. last - 1``,
+            float64 ``[n, columns]``.
+        begin, end: The first step, and the step after the last step.
+        buckets: Number of buckets, at least 1; usually about the width of the plot in pixels.
+        width: Number of values that are read for each step, which determines how many steps are read at a time.
+    Returns:
+        A curve for each column.
+    """
+    count = end - begin
+    if count <= 3 * buckets:
+        values = _finite(read(begin, end))
+        steps = np.arange(begin, begin + len(values))
+        return [Curve(steps, column) for column in values.T]
+    edges = begin + np.arange(buckets + 1) * count // buckets
+    most = max(_VALUES // width, 1)
+    places: list[Int64s] = []
+    found: list[Floats] = []
+    at = 0
+    while at < buckets:
+        upto = max(int(edges.searchsorted(edges[at] + most, side="right")) - 1, at + 1)
+        values = _finite(read(int(edges[at]), int(edges[upto])))
+        for one in range(at, upto):
+            first, last = int(edges[one] - edges[at]), int(edges[one + 1] - edges[at])
+            kept = _marked(values[first:last])
+            places.append(kept + int(edges[one]))
+            found.append(np.take_along_axis(values[first:last], kept, axis=0))
+        at = upto
+    points = zip(np.concatenate(places).T, np.concatenate(found).T, strict=True)
+    return [_unique(np.asarray(at), np.asarray(value)) for at, value in points]
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _marked(values: Floats) -> Int64s:
+    """Return the steps of the smallest value, the largest value, the first gap and the last gap, sorted.
+
+    The result is int64 ``[4, columns]``.
+    """
+    gaps = np.isnan(values)
+    low = np.where(gaps, np.inf, values).argmin(axis=0)
+    high = np.where(gaps, -np.inf, values).argmax(axis=0)
+    # Without a gap, the place of the smallest value is used instead.
+    some = gaps.any(axis=0)
+    first = np.where(some, gaps.argmax(axis=0), low)
+    last = np.where(some, len(values) - 1 - gaps[::-1].argmax(axis=0), low)
+    marked: Int64s = np.sort(np.stack([low, high, first, last]), axis=0)
+    return marked
+
+
+def _unique(steps: Int64s, values: Floats) -> Curve:
+    kept = np.append(True, steps[1:] > steps[:-1])
+    return Curve(steps[kept], values[kept])
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def kind_of(kind: ColumnType) -> str:
+    """Return how a column is displayed: as "numbers", "image" or "text"."""
+    if kind.kind in ("image", "video") or (kind.kind == "list" and kind.depth in (2, 3) and kind.value_type == "uint8"):
+        return "image"
+    return "numbers" if kind.kind in ("scalar", "list") else "text"
+
+
+def described(snapshot: Snapshot, dimensions: Mapping[str, Sequence[str]] | None = None) -> list[dict[str, Any]]:
+    """Return the name, type, kind, width and dimension names of every column; columns of standard fields come first.
+
+    Args:
+        snapshot: The rows.
+        dimensions: Names of dimensions, by column. The names of a column are ignored if there are more or fewer names
+            than dimensions.
+    """
+    types = stored_types(snapshot.segments)
+    fields = {reader.spec.column: reader for reader in snapshot.readers.values()}
+    first = [name for name in ("reward", "action", "observation") if name in types]
+    ordered = [*first, *(name for name in fields if name in types and name not in first)]
+    ordered += [name for name in types if name not in ordered]
+    found = []
+    for name in ordered:
+        kind = kind_of(column_type(types[name]))
+        shape = fixed_shape(types[name])
+        if kind == "numbers" and shape is None and name in fields:
+            shape = tuple(fields[name].spec.shape)
+        if kind == "numbers" and shape is None:
+            rows = read_numbers(snapshot, name, 0, min(snapshot.num_rows, 1))
+            shape = (rows.shape[1],)
+        names = list((dimensions or {}).get(name, ()))
+        found.append(
+            {
+                "name": name,
+                "type": str(types[name])[:120],
+                "kind": kind,
+                "shape": list(shape or ()),
+                "width": prod(shape or ()) if kind == "numbers" else 0,
+                "names": names if len(names) == prod(shape or ()) else [],
+            }
+        )
+    for name, reader in snapshot.readers.items():
+        # Fields of images without a column of images, such as frames of videos.
+        if reader.spec.image_shape is not None and not any(
+            one["name"] == reader.spec.column and one["kind"] == "image" for one in found
+        ):
+            found.append({"name": name, "type": "image", "kind": "image", "shape": [], "width": 0, "names": []})
+    return found
+
+
+def tables(snapshot: Snapshot, begin: int, end: int) -> Iterator[pa.Table]:
+    """Yield rows ``begin .. end - 1`` as tables, one for each segment."""
+    at = 0
+    for segment in snapshot.segments:
+        first, last = max(begin - at, 0), min(end - at, segment.num_rows)
+        if first < last:
+            yield segment.take(first, last - first)
+        at += segment.num_rows
+
+
+def read_numbers(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
+    """Return a column of numbers in rows ``begin .. end - 1``, float64 ``[n, width]``; missing values are NaN.
+
+    Placeholder values in rows without a recorded observation also become NaN. The width equals the length of the
+    longest row.
+    """
+    found = _read(snapshot, name, begin, end)
+    if is_filler(snapshot, name):
+        found[_read(snapshot, MISSING, begin, end)[:, 0] == 1] = np.nan
+    return found
+
+
+def read_dimensions(snapshot: Snapshot, name: str, dims: Sequence[int], start: int, first: int, last: int) -> Floats:
+    """Return some dimensions of a column in the steps ``first .. last - 1``, ``[n, dims]``; step 0 is the row
+    ``start``. A dimension that does not exist is NaN in every step.
+    """
+    values = read_numbers(snapshot, name, start + first, start + last)
+    wanted = np.asarray(dims)
+    found = np.full((len(values), len(wanted)), np.nan)
+    exists = wanted < values.shape[1]
+    found[:, exists] = values[:, wanted[exists]]
+    return found
+
+
+def is_filler(snapshot: Snapshot, name: str) -> bool:
+    """Whether a column has placeholder values, which have no meaning, in rows without a recorded observation."""
+    own = name.removeprefix("metadata_").removeprefix("info.")
+    beside = own != name and not travels_with_action(own)
+    return MISSING in stored_types(snapshot.segments) and name != MISSING and (beside or name.startswith("observation"))
+
+
+def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> Floats:
+    parts: list[Floats] = []
+    for table in tables(snapshot, begin, end):
+        if name not in table.schema.names:
+            parts.append(np.full((table.num_rows, 1), np.nan))
+            continue
+        parts += [_as_numbers(chunk) for chunk in table.column(name).chunks if len(chunk)]
+    width = max((part.shape[1] for part in parts), default=0)
+    found = np.full((sum(len(part) for part in parts), width), np.nan)
+    at = 0
+    for part in parts:
+        found[at : at + len(part), : part.shape[1]] = part
+        at += len(part)
+    return found
+
+
+def _as_numbers(array: pa.Array) -> Floats:
+    """Convert a column of numbers or nested lists of numbers to ``[n, width]``; nulls and missing values become NaN.
+
+    For example, ``[[1, 2], null]`` and ``[[3]]`` become the rows ``[1, 2]`` and ``[3, NaN]``.
+    """
+    array = plain(array)
+    ends = np.arange(len(array) + 1)  # first value of each row among the values of the innermost lists
+    while is_list(array.type):
+        counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])[ends]
+        array = plain(array.flatten())
+    lengths = np.diff(ends)
+    width = int(lengths.max(initial=0))
+    found = np.full((len(lengths), width), np.nan)
+    found[np.arange(width) < lengths[:, None]] = _scalars(array)
+    return found
+
+
+def _scalars(array: pa.Array) -> Floats:
+    """Convert a one-dimensional array to float64; nulls and values that are not numbers become NaN."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return np.full(len(array), np.nan)
+    return array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------- images
+
+# Largest number of pixels of an image.
+_MOST_PIXELS = 1 << 24
+_SIGNS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+def picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
+    """Return an image of a step, as the bytes of a PNG or JPEG file and the media type of the file.
+
+    Args:
+        snapshot: The rows.
+        name: A column of images (encoded, or uint8 ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``), or a field of images,
+            for example of video frames.
+        row: The row of the step.
+
+    Raises:
+        ConfigError: The column ``name`` does not exist, or the row has no image.
+        DataError: The image cannot be decoded, is too large, or is outside of the allowed folders.
+    """
+    try:
+        return _picture(snapshot, name, row)
+    except DataError as error:
+        raise DataError(f"{name}: {error} in row {row}") from error
+
+
+def _picture(snapshot: Snapshot, name: str, row: int) -> tuple[bytes, str]:
+    types = stored_types(snapshot.segments)
+    if name not in types or column_type(types[name]).kind == "video":
+        return png(_of_field(snapshot, name, row)), "image/png"
+    value = snapshot.rows([row], {name}).get(name, [None])[0]
+    if value is None or (isinstance(value, Mapping) and value.get("bytes") is None and value.get("path") is None):
+        raise ConfigError(f"{name}: expected an image, found none in row {row}")
+    if isinstance(value, Mapping | bytes):
+        return _encoded(value, _roots(snapshot, row))
+    return png(np.asarray(value, np.uint8)), "image/png"
+
+
+def png(pixels: npt.NDArray[Any]) -> bytes:
+    """Return pixels as a PNG: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``. If the array is a stack of frames, only the
+    last frame is used. If numbers exceed 255, as for depth, all numbers are scaled so that the largest number is white.
+
+    Raises:
+        DataError: The array has another shape.
+    """
+    if pixels.ndim == 3 and pixels.shape[0] <= 4 < pixels.shape[2]:
+        pixels = np.moveaxis(pixels, 0, 2)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or not pixels.size or pixels.shape[0] * pixels.shape[1] > _MOST_PIXELS:
+        raise DataError(f"expected an image of at most {_MOST_PIXELS} pixels, found an array {list(pixels.shape)}")
+    if pixels.shape[2] not in (1, 3, 4):
+        pixels = pixels[:, :, -1:]
+    pixels = np.nan_to_num(pixels) if pixels.dtype.kind == "f" else pixels
+    if pixels.dtype != np.uint8 and (pixels.max() > 255 or pixels.min() < 0):
+        pixels = np.clip(pixels, 0, None) / max(float(pixels.max()), 1e-300) * 255
+    return encode_png(np.ascontiguousarray(pixels.astype(np.uint8)))
+
+
+def _encoded(value: Mapping[str, Any] | bytes, roots: tuple[str, ...]) -> tuple[bytes, str]:
+    held = value.get("bytes") if isinstance(value, Mapping) else value
+    kind = next((kind for sign, kind in _SIGNS.items() if held is not None and held.startswith(sign)), None)
+    if kind is not None and held is not None:
+        check_image({"bytes": held, "path": None}, None)
+        if kind == "image/jpeg" or held[24] <= 8:  # bits per channel: with more bits, the largest value becomes white
+            return bytes(held), kind
+    try:
+        pixels = decode_image(value, image_roots=roots, max_pixels=_MOST_PIXELS)
+    except DataError:
+        pixels = decode_image(value, image_roots=roots, max_pixels=_MOST_PIXELS, dtype=np.int64)
+    return png(pixels), "image/png"
+
+
+def _of_field(snapshot: Snapshot, name: str, row: int) -> npt.NDArray[Any]:
+    readers = {one.spec.column: one for one in snapshot.readers.values() if one.spec.image_shape is not None}
+    reader = snapshot.readers.get(name) or readers.get(name)
+    if reader is None or reader.spec.image_shape is None:
+        raise ConfigError(f"expected a column or a field of images, found {name!r:.80}")
+    return snapshot.stored(reader.spec.name, np.array([row])).reshape(reader.spec.image_shape)
+
+
+def _roots(snapshot: Snapshot, row: int) -> tuple[str, ...]:
+    """Return the folders from which the images that a row names by path may be read."""
+    for segment in snapshot.segments:
+        if row < segment.num_rows:
+            return tuple(segment.image_roots)
+        row -= segment.num_rows
+    return ()
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def shown_value(value: Any) -> list[str]:
+    """Return a step's value as texts of limited length, one text for each dimension."""
+    if isinstance(value, list):
+        found = [text for item in value[:_MOST_VALUES] for text in shown_value(item)]
+        return found[:_MOST_VALUES]
+    if isinstance(value, bytes):
+        return [f"{len(value):,} bytes"]
+    if isinstance(value, float):
+        return [f"{value:.7g}"]
+    if isinstance(value, Mapping) or not isinstance(value, str | int | None):
+        return [f"{value!r}"[:_MOST_CHARACTERS]]
+    return ["" if value is None else str(value)[:_MOST_CHARACTERS]]
+
+
+_MOST_VALUES = 1024
+_MOST_CHARACTERS = 4000
+
 
 Asked = dict[str, str]
 """The query of a request: values by name."""
@@ -368,18 +709,18 @@ def query_of(asked: Asked) -> Query:
     return Query(asked.get("sort", "") or "episode", asked.get("down", "") == "1", **limits)
 
 
-def spread(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def spread(x: Floats, y: Floats) -> Int64s:
     """Return the indices of the points to draw: the first point in each cell of a grid, ascending."""
     (there,) = np.nonzero(np.isfinite(x) & np.isfinite(y))
     if len(there) <= _ACROSS * _UP // 2:
         return there
     place = _cells(x[there], _ACROSS) * _UP + _cells(y[there], _UP)
     _, first = np.unique(place, return_index=True)
-    kept: npt.NDArray[np.int64] = np.sort(there[first])
+    kept: Int64s = np.sort(there[first])
     return kept
 
 
-def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+def _cells(values: Floats, count: int) -> Int64s:
     low, high = float(values.min()), float(values.max())
     if not high > low:
         return np.zeros(len(values), np.int64)
@@ -388,7 +729,7 @@ def _cells(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]
     return np.minimum(place.astype(np.int64), count - 1)
 
 
-def _axis(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], list[str] | None]:
+def _axis(values: npt.NDArray[Any]) -> tuple[Floats, list[str] | None]:
     """Return numbers unchanged, and texts as indices among the sorted texts.
 
     If there are few texts, also return the sorted texts.
