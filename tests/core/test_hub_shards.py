@@ -84,7 +84,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
     picture = tmp_path / "noise.png"
     Image.fromarray(noise).save(picture)
     size = picture.stat().st_size
-    monkeypatch.setattr("mouse_core.hub._shards._ROW_GROUP_BYTES", 16 * size)
+    monkeypatch.setattr("mouse_core.hub._push._ROW_GROUP_BYTES", 16 * size)
 
     def peak(n: int) -> int:
         columns = {"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "picture": [str(picture)] * n}

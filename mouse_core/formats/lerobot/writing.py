@@ -26,7 +26,7 @@ from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import BATCH_ROWS, RowDigest, RowStream, as_stream, embedded, overlapping_pieces
 from mouse_core.formats.columns import MISSING, check_size, to_arrow
 from mouse_core.formats.converting import Conversion
-from mouse_core.formats.lerobot._meta import feature_of, is_action
+from mouse_core.formats.lerobot.reading import feature_of, is_action
 from mouse_core.formats.pictures import (
     PictureEncoding,
     Pictures,
