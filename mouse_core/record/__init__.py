@@ -1,6 +1,5 @@
 """Recording to stores: ``Recorder`` and ``VectorRecorder`` wrap environments; ``record`` plays and records episodes."""
 
-from mouse_core.record.playing import record
-from mouse_core.record.recorder import Recorder, VectorRecorder
+from mouse_core.record.recorder import Recorder, VectorRecorder, record
 
 __all__ = ["Recorder", "VectorRecorder", "record"]
