@@ -24,8 +24,7 @@ from mouse_core.sampling.plan import Plan
 from mouse_core.spec import check_choice
 from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.view.listing import Query, shortest
-from mouse_core.view.opening import Shown
+from mouse_core.view.opening import Query, Shown, shortest
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]

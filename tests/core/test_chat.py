@@ -14,7 +14,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 
 from mouse_core import ConfigError, DataError
 from mouse_core.text.chat import ChatTemplate, encode_chat, encode_preference, render_chat
-from mouse_core.text.chat.messages import renderer
+from mouse_core.text.chat.encoding import renderer
 from tests.core.chat_cases import (
     BRACKETS,
     CHATML,

@@ -5,15 +5,16 @@ Templates are Jinja programs. ``pip install 'mouse-data[text]'`` installs Jinja,
 
 from mouse_core.text.chat.encoding import (
     Chats,
+    ChatTemplate,
     ChatTokens,
     EncodedChat,
+    Message,
     Preferences,
     RenderedChat,
     encode_chat,
     encode_preference,
     render_chat,
 )
-from mouse_core.text.chat.messages import ChatTemplate, Message
 
 __all__ = [
     "ChatTemplate",
