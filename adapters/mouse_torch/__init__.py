@@ -9,10 +9,9 @@ except ImportError as error:
 from mouse_torch import groups
 from mouse_torch.augment import TokenAugmenter
 from mouse_torch.data_loader import DataLoader, WindowDataset
-from mouse_torch.maps import RowMap
 from mouse_torch.means import global_count, global_mean
 from mouse_torch.prefetch import PrefetchBatchifier
-from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble, RowMap
 from mouse_torch.rollouts import RolloutStorage
 from mouse_torch.specs import from_torchrl, to_torchrl
 from mouse_torch.storage import TensorStorage

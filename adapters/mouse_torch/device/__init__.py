@@ -5,7 +5,6 @@ call waits for the device: samples are counted on the device, and no shape depen
 """
 
 from mouse_core.replay import Slices
-from mouse_torch.device.ensemble import ReplayEnsemble
-from mouse_torch.device.replay import Replay
+from mouse_torch.device.replay import Replay, ReplayEnsemble
 
 __all__ = ["Replay", "ReplayEnsemble", "Slices"]
