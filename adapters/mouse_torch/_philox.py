@@ -15,7 +15,7 @@ import torch
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.samplers.priorities import scaled as exactly_scaled
 from mouse_core.replay.samplers.rows import order_of
-from mouse_torch.tracing import is_known
+from mouse_torch.placement import is_known
 
 # Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)

@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core.augment import Augmenter, AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig, Draws
-from mouse_torch.placement import check_device
-from mouse_torch.tracing import untraced
+from mouse_torch.placement import check_device, untraced
 
 __all__ = ["AugmentMaskProbConfig", "AugmentScalarSpec", "AugmentTokensConfig", "TokenAugmenter"]
 

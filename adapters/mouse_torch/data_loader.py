@@ -20,8 +20,8 @@ from mouse_core.prefetch import Source
 from mouse_core.ranks import Shard, find_ranks
 from mouse_core.sampling import Plan, Sampling
 from mouse_core.store import Store
+from mouse_torch.placement import untraced
 from mouse_torch.prefetch import PrefetchBatchifier
-from mouse_torch.tracing import untraced
 from mouse_torch.transfer import batch_dims, from_numpy
 
 # Modules of unsupported callers. The first treats a TensorDict as a dict and finds no items; the second fetches a batch

@@ -15,8 +15,7 @@ from mouse_core.dtypes import is_number
 from mouse_core.nested import flatten, map_tree
 from mouse_core.prefetch import Batchifier, Delivery, Staged
 from mouse_core.replay.source import BufferSource
-from mouse_torch.placement import check_device, check_pin
-from mouse_torch.tracing import untraced
+from mouse_torch.placement import check_device, check_pin, untraced
 from mouse_torch.transfer import (
     InFlight,
     batch_dims,

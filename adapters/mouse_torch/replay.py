@@ -16,9 +16,8 @@ from mouse_core.replay import buffer, ensemble
 from mouse_core.replay.buffer import BaseBuffer
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_torch.placement import check_device
+from mouse_torch.placement import check_device, untraced
 from mouse_torch.storage import TensorStorage
-from mouse_torch.tracing import untraced
 from mouse_torch.trees import as_state, as_tree, from_state, joined, on_device, on_host, tensor_dict
 
 _ON_HOST = ("sample", "draw", "finish", "__iter__", "update_priority", "state_dict", "load_state_dict")

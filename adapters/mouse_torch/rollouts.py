@@ -12,8 +12,7 @@ from mouse_core import rollouts
 from mouse_core.dtypes import refuse_hidden
 from mouse_core.rollouts.fields import HostArrays
 from mouse_torch import _philox
-from mouse_torch.placement import check_device
-from mouse_torch.tracing import untraced
+from mouse_torch.placement import check_device, untraced
 from mouse_torch.transfer import sent, torch_dtype
 
 

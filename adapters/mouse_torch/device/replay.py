@@ -1,5 +1,5 @@
-"""A replay buffer as a torch module, whose tensors are the rows, the counters and the state of the sampler; and a module
-that draws batches from several replays, for example from recorded and from new rows.
+"""A replay buffer as a torch module, whose tensors are rows, counters and the state of the sampler; and a module that
+draws batches from several replays, for example from recorded and from new rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from mouse_core.spec import Alignment, check_count
 from mouse_torch import _philox
 from mouse_torch.device.arrays import TorchArrays
 from mouse_torch.device.fields import BufferModule, Fields, rows_of
-from mouse_torch.placement import check_device
-from mouse_torch.tracing import is_known
+from mouse_torch.placement import check_device, is_known
 from mouse_torch.transfer import to_numpy
 from mouse_torch.trees import on_host, tensor_dict
 
