@@ -114,20 +114,8 @@ _TIMES = {"connect_timeout": "5s", "timeout": "30s"}
 _OURS = ("client_options", "retry_config", "credential_provider")
 _ENDPOINT = re.compile(r"(aws_|google_|azure_)?(storage_)?endpoint(_url)?(_s3)?$")
 _HTTP = re.compile(r"(\w+_)?allow_http$", re.IGNORECASE)
-_UNSIGNED = re.compile(r"(\w+_)?skip_signature$")
-# Names of options and environment variables with credentials, by scheme.
-_KEYS = {
-    "s3": re.compile(
-        r"(aws_)?(access_key_id|secret_access_key|(session_)?token|web_identity_token_file|container_\w+)$"
-    ),
-    "gs": re.compile(r"(google_)?(service_account\w*|application_credentials|bearer_token)$"),
-    "az": re.compile(r"(azure_)?(storage_)?(\w*key|\w*token\w*|client_id|client_secret|use_azure_cli|msi_endpoint)$"),
-}
-_NAMED = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_KEY, or a token",
-}
+# Prefixes of environment variables that clients read, by the first letter of the scheme: s3, gs; az, abfs, adl.
+_VARIABLES = {"s": "AWS_", "g": "GOOGLE_", "a": "AZURE_"}
 
 
 def client_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,49 +131,15 @@ def client_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_as(url: str, options: Mapping[str, Any]) -> str:
-    """Return a text for messages that names the requested server and the source of the credentials, but contains no
-    credentials."""
-    kind = _kind(url)
-    if kind == "hf":
-        told = (
-            "the token of storage_options" if options.get("token") else "the token that huggingface_hub finds, if any"
-        )
-        return f"asked {without_secrets(str(options.get('endpoint') or 'the Hub'))} with {told}"
-    if kind not in _KEYS:
-        headers = dict(options.get("client_options", {})).get("default_headers")
-        return "with the headers of storage_options" if headers else "without a header for authorization"
-    said = {**{name.lower(): value for name, value in os.environ.items()}, **{k.lower(): v for k, v in options.items()}}
-    prefix = {"s3": "aws", "gs": "google", "az": "azure"}[kind]
-    named = [v for n, v in said.items() if _ENDPOINT.match(n) and (n.startswith(prefix) or n in options)]
-    endpoint = without_secrets(str(named[-1] if named else "the provider's own endpoint"))
-    where = {
-        "options": "with the keys of storage_options",
-        "unsigned": "without a signature, as skip_signature requests",
-        "environment": f"with the keys of the environment ({_NAMED[kind]})",
-        "": f"without keys, since neither storage_options has keys nor the environment ({_NAMED[kind]})"
-        + ("; aws configure export-credentials --format env prints the keys of a profile" if kind == "s3" else ""),
-    }[_source(kind, options)]
-    return f"asked {endpoint} {where}"
-
-
-def _kind(url: str) -> str:
-    scheme = urlsplit(url).scheme.lower()
-    return {"s3a": "s3", "azure": "az", "adl": "az", "abfs": "az", "abfss": "az"}.get(scheme, scheme)
-
-
-def _source(kind: str, options: Mapping[str, Any]) -> str:
-    """Return the source of credentials: "options", "unsigned", "environment" or ""."""
-    keys = _KEYS[kind]
-    given = {name.lower(): value for name, value in options.items()}
-    environment = {name.lower(): value for name, value in os.environ.items()}
-    said = {**environment, **given}
-    if any(str(value).lower() in ("true", "1") for name, value in said.items() if _UNSIGNED.match(name)):
-        return "unsigned"
-    if "credential_provider" in given or any(map(keys.match, given)):
-        return "options"
-    if any(keys.match(name) for name in environment if name.startswith(("aws_", "google_", "azure_"))):
-        return "environment"
-    return ""
+    """Return a text for messages that names the requested server, and the options and environment variables that the
+    client reads; the text contains no values of options except the address of the server.
+    """
+    variables = sorted(name for name in os.environ if name.startswith(_VARIABLES.get(url[0].lower(), "\0")))
+    given = {**{name: os.environ[name] for name in variables}, **options}
+    named = [value for name, value in given.items() if _ENDPOINT.match(name.lower())]
+    server = without_secrets(str(named[-1])) if named else "the server of the address"
+    found = f"storage_options {sorted(options) or 'none'} and the environment variables {variables or 'none'}"
+    return f"asked {server} with {found}"
 
 
 AT_ONCE = 128
