@@ -482,43 +482,25 @@ class AdapterConformance(InArrays):
                 assert "mask" in loader.spec
                 self._same(loader, self._source(store, **within), 3)
 
-    def test_fields_at_offsets_of_an_anchor(self) -> None:
-        """Fields at offsets of an anchor equal the fields that ``mouse_core`` delivers, from a store, from a custom
-        source, and after a state was restored.
+    def test_windows_of_all_kinds_and_sources_of_ones_own(self) -> None:
+        """Views, fields at offsets, and windows of variable length, padded or packed, equal those of ``mouse_core``,
+        from a store and from a custom source with only the four required members, also after a state was restored.
         """
         store = example_store()
-        windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
+        offsets = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
         for options in (
-            {"sequence_length": None, "windows": windows},
-            {"sequence_length": None, "windows": windows, "shard": (1, 3), "uneven": "pad"},
-            {"windows": windows, "pad": 0},
+            *({}, {"views": 2}, {"windows": offsets, "pad": 0}),
+            *(
+                {"sequence_length": None, "windows": offsets, **more}
+                for more in ({}, {"shard": (1, 3), "uneven": "pad"})
+            ),
+            *({"lengths": range(1, 9), "packed": packed} for packed in (False, True, 32)),
         ):
-            expected = self._source(store, **options)
+            expected, own = self._source(store, **options), _Own(BatchSource(store, **{**SMALL, **options}))
             for workers in (0, 2):
                 self._goes_on(partial(self._loader, store, num_workers=workers, **options), expected)
-            with self.loader_class(_Own(expected), **self.options) as loader:
-                assert loader.spec.batch_dims == expected.spec.batch_dims
-                self._same(loader, expected, 3)
-
-    def test_windows_of_lengths_of_their_own(self) -> None:
-        """Windows of variable length are padded or packed, from a store and a custom source, also after a restore."""
-        store = example_store()
-        for packed in (False, True, 32):
-            options = {"lengths": range(1, 9), "packed": packed}
-            expected = self._source(store, **options)
-            assert expected.spec.is_packed == bool(packed)
-            for workers in (0, 2):
-                self._goes_on(partial(self._loader, store, num_workers=workers, **options), expected)
-            with self.loader_class(_Own(expected), **self.options) as loader:
-                self._same(loader, expected, 3)
-
-    def test_a_source_of_ones_own(self) -> None:
-        """A custom source with only the four required members works in a loader, also after a state was restored."""
-        source = _Own(BatchSource(example_store(), **SMALL))
-        expected = self._source(example_store())
-        for workers in (0, 1, 4):
-            self._goes_on(partial(self.loader_class, source, num_workers=workers, **self.options), expected)
-        refused(ConfigError, lambda: self._loader(source), "sequence_length")
+                self._goes_on(partial(self.loader_class, own, num_workers=workers, **self.options), expected)
+        refused(ConfigError, lambda: self._loader(_Own(self._source(store))), "sequence_length")
 
     def test_the_spec_says_what_comes(self) -> None:
         """Before the first batch, the spec already has the names of the fields in order, their dtypes and their
@@ -561,12 +543,6 @@ class AdapterConformance(InArrays):
                     np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values, name)
             for loader in loaders:
                 loader.close()
-
-    def test_views_come_as_a_tuple(self) -> None:
-        """Views of one batch are delivered as a tuple of batches."""
-        with self._loader(example_store(), views=2, num_workers=1) as loader:
-            self._same(loader, self._source(example_store(), views=2), 3)
-            assert isinstance(loader.next_batch(), tuple)
 
     def test_a_batch_never_changes(self) -> None:
         """A hundred batches, most of them small and a few above one megabyte, stay unchanged while other batches are
@@ -734,6 +710,7 @@ class AdapterConformance(InArrays):
         with make() as loader:
             assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
             assert loader.spec.is_packed == expected.spec.is_packed
+            assert loader.spec.batch_dims == expected.spec.batch_dims
             self._same(loader, expected, 5)
             state = copy.deepcopy(loader.state_dict())
         with make() as loader:
