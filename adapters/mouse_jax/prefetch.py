@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from mouse_core import BatchSource, ConfigError, Spec
+from mouse_core import BatchSource, ConfigError
 from mouse_core.batches import Batch
 from mouse_core.prefetch import Batchifier, Delivery, Source, Staged
 from mouse_core.ranks import find_ranks
@@ -29,85 +28,57 @@ if TYPE_CHECKING:
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class ArrayMaker:
-    """Creates the batch with a given index in two stages, ``gather`` and ``transfer``.
-
-    All threads use the thread-local settings of JAX of the thread that created this object.
-
-    Args:
-        sources: The sources of the shards that this process needs.
-        placement: The placement of batches.
-        spec: The spec of delivered batches.
-        x64: Whether JAX has 64-bit numbers; see ``x64_enabled``.
-        default_device: JAX's default device; None if no default device is set.
-        rows: The number of rows of a complete batch that this process needs.
-    """
-
-    sources: tuple[BatchSource, ...]
-    placement: Placement
-    spec: Spec
-    x64: bool
-    default_device: Any
-    rows: int
-
-    def gather(self, index: int) -> Any:
-        """Return this process's rows of batch ``index``, in new memory that is never modified later.
-
-        If batches stay on the host, the rows have the delivered dtypes. For other devices, the rows have the stored
-        dtypes, so that fewer bytes are transferred.
-        """
-        if self.placement.on_host:
-            parts = [source[index] for source in self.sources]
-        else:
-            parts = [source.gather(source.plan(index), stored=True) for source in self.sources]
-        return parts[0] if len(parts) == 1 else _joined(parts)
-
-    def transfer(self, gathered: Any) -> Any:
-        """Convert a gathered batch to JAX arrays with the requested placement and the delivered dtypes."""
-        views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
-        rows = [values for view in views for values in view.values()]
-        with settings(self.x64, self.default_device):
-            placed = iter(self.placement.put(rows, recurring=len(rows[0]) == self.rows))
-            made = tuple(self._delivered({name: next(placed) for name in view}) for view in views)
-        return made if isinstance(gathered, tuple) else made[0]
-
-    def delivered(self, gathered: Any) -> Any:
-        """Convert a gathered batch to the delivered dtypes, on the host."""
-        if isinstance(gathered, tuple):
-            return tuple(map(self.delivered, gathered))
-        kinds = {name: np.dtype(self.spec[name].dtype) for name in gathered}
-        return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
-
-    def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the index of each gathered row in the complete batch; -1 for a padded row, which is a copy of another
-        shard's row."""
-        rows = []
-        for source in self.sources:
-            plan, (rank, count) = source.plan(index), source.shard
-            own = np.arange(plan.first, plan.first + len(plan.starts))
-            rows.append(np.where(own < plan.global_size * (rank + 1) // count, own, -1))
-        return np.concatenate(rows)
-
-    def _delivered(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {
-            name: values if values.dtype == self.spec[name].dtype else values.astype(self.spec[name].dtype)
-            for name, values in batch.items()
-        }
-
-
 def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
     """Return an object that creates the batch of a source with a given index in two stages.
+
+    All threads use the settings of JAX ``x64`` and ``default_device``; see ``thread_settings``.
 
     Raises:
         ConfigError: The placement's sharding does not divide a batch evenly.
     """
-    sources = placement.sources(source)
-    rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
-    if source.spec.is_packed:  # batches are padded to one size, or have varying sizes that rarely recur
-        rows = 0 if isinstance(source.packed, bool) else source.packed
-    make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
-    return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
+    # The sources of the shards that this process needs, and the number of rows of a complete batch from these shards.
+    sources, spec = placement.sources(source), source.spec
+    most = sum(-(-own.batch_size // own.shard[1]) for own in sources)
+    if spec.is_packed:  # batches are padded to one size, or have varying sizes that rarely recur
+        most = 0 if isinstance(source.packed, bool) else source.packed
+
+    def gather(index: int) -> Any:
+        # For devices, rows have the stored dtypes, so that fewer bytes are transferred. The memory is new: it is never
+        # modified later.
+        if placement.on_host:
+            parts: list[Any] = [own[index] for own in sources]
+        else:
+            parts = [own.gather(own.plan(index), stored=True) for own in sources]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def transfer(gathered: Any) -> Any:
+        views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
+        arrays = [values for view in views for values in view.values()]
+        with settings(x64, default_device):
+            placed = iter(placement.put(arrays, recurring=len(arrays[0]) == most))
+            made = tuple({name: _cast(next(placed), spec[name].dtype) for name in view} for view in views)
+        return made if isinstance(gathered, tuple) else made[0]
+
+    def delivered(gathered: Any) -> Any:
+        if isinstance(gathered, tuple):
+            return tuple(map(delivered, gathered))
+        kinds = {name: np.dtype(spec[name].dtype) for name in gathered}
+        return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
+
+    def rows_of(index: int) -> npt.NDArray[np.int64]:
+        # The index of each gathered row in the complete batch; -1 for a padded row, a copy of another shard's row.
+        rows = []
+        for own in sources:
+            plan, (rank, count) = own.plan(index), own.shard
+            numbers = np.arange(plan.first, plan.first + len(plan.starts))
+            rows.append(np.where(numbers < plan.global_size * (rank + 1) // count, numbers, -1))
+        return np.concatenate(rows)
+
+    return Staged(gather, transfer, delivered, None if placement.parts is None else rows_of)
+
+
+def _cast(values: jax.Array, dtype: Any) -> jax.Array:
+    return values if values.dtype == dtype else values.astype(dtype)
 
 
 def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
