@@ -21,7 +21,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakMethod
 
 import numpy as np
@@ -205,15 +205,6 @@ _MORE_BYTES, _MORE_SHARE = 64 << 20, 8
 _TRIED, _TOGETHER = 2, 64
 
 
-class Usage(NamedTuple):
-    """Disk activity of this process so far: the number of page faults that waited for a disk, and the number of blocks
-    that were read.
-    """
-
-    faults: int
-    blocks: int
-
-
 class LocalFiles:
     """Memory-mapped files of this machine as a ``RemoteMemory`` that covers all addresses.
 
@@ -286,10 +277,10 @@ class LocalFiles:
         self._batches += batches
         if self.is_on:
             if self._batches >= _BATCHES_READ:
-                before = self._since.blocks
+                before = self._since.ru_inblock
                 self._restart()
-                self.is_on = self._since.blocks != before
-        elif usage().faults - self._since.faults >= _FAULTS:
+                self.is_on = self._since.ru_inblock != before
+        elif usage().ru_majflt - self._since.ru_majflt >= _FAULTS:
             self._restart()
             self.is_on = True
             if not self._is_short:
@@ -360,13 +351,13 @@ def in_parts(begins: Int64s, nbytes: int, later: Sequence[tuple[Int64s, int]] = 
     When a read has waited for a disk once, all remaining ranges are requested together with the ranges ``later``. Each
     item of ``later`` is a pair: addresses, and the number of bytes at each address.
     """
-    before: int | None = usage().faults if resource is not None else None
+    before: int | None = usage().ru_majflt if resource is not None else None
     first = 0
     while first < len(begins):
         end = first + (_TRIED if first == 0 else _TOGETHER)
         yield slice(first, end)
         first = end
-        if before is not None and usage().faults > before:
+        if before is not None and usage().ru_majflt > before:
             before, rest = None, [(begins[first:], nbytes), *later]
             pages = np.concatenate([some & ~(_PAGE - 1) for some, _ in rest])
             _advise(pages, np.concatenate([some + size for some, size in rest]) - pages, _WILL_NEED)
@@ -387,10 +378,11 @@ def _madvise() -> Any:
     return library.madvise
 
 
-def usage() -> Usage:
-    """Return the disk activity of this process so far."""
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(now.ru_majflt, now.ru_inblock)
+def usage() -> Any:
+    """Return the resources that this process has used so far: ``ru_majflt``, the number of page faults that waited for
+    a disk, and ``ru_inblock``, the number of blocks that were read.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF)
 
 
 Block = Any

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -78,10 +78,8 @@ class Scaling:
         _check_array("apply", values)
         if isinstance(values, np.ndarray):
             return self.normalized(values).astype(np.float32, copy=False)
-        xp, rows = self._rows(values)
-        dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
-        centre, rest, factor = (one if one is None else array_like(one, values) for one in self._applied(dtype))
-        made = xp.astype(rows, getattr(xp, dtype.name)) - centre
+        xp, rows, (centre, rest, factor) = self._widened(values, self._applied)
+        made = rows - centre
         made = (made if rest is None else made - rest) * factor
         return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
 
@@ -104,10 +102,8 @@ class Scaling:
         _check_array("undo", values)
         if kind_of(values.dtype) != "f":
             raise SchemaError(f"undo: expected normalised values, which are floats, found {values.dtype}")
-        xp, rows = self._rows(values)
-        dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
-        centre, rest, spread = (one if one is None else array_like(one, values) for one in self._constants(dtype))
-        made = xp.astype(rows, getattr(xp, dtype.name)) * spread
+        xp, rows, (centre, rest, spread) = self._widened(values, self._constants)
+        made = rows * spread
         made = (made if rest is None else made + rest) + centre
         return xp.reshape(made, tuple(values.shape))
 
@@ -160,11 +156,15 @@ class Scaling:
         spread = self.spread.reshape(-1)
         return np.where(spread >= np.finfo(dtype).tiny, spread, 1.0)
 
-    def _rows(self, values: Any) -> tuple[Any, Any]:
-        """Return the array API namespace of an array, and the array as rows ``[n, width]``."""
+    def _widened(self, values: Any, constants: Callable[[np.dtype[Any]], tuple[Any, ...]]) -> tuple[Any, Any, Any]:
+        """Return the array API namespace of an array; the array as rows ``[n, width]``, in the dtype of the
+        computation; and the result of ``constants`` for this dtype as arrays of the same framework.
+        """
         self._check(tuple(values.shape))
-        xp = namespace(values)
-        return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
+        xp, dtype = namespace(values), np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
+        rows = xp.reshape(values, (-1, max(1, self.centre.size)))
+        arrays = [one if one is None else array_like(one, values) for one in constants(dtype)]
+        return xp, xp.astype(rows, getattr(xp, dtype.name)), arrays
 
     def check_field(self, spec: FieldSpec, *, axes_before: int) -> None:
         """Raise SchemaError unless the shape of a field fits ``centre``; the first ``axes_before`` axes of the field

@@ -356,7 +356,7 @@ def test_batches_of_files_that_do_not_fit_are_the_same(
 def test_no_more_is_asked_for_than_the_kernel_reads_at_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readahead, "room_for_files", lambda: 0)
     blocks, advice = itertools.count(), Advice(monkeypatch)
-    monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(0, next(blocks)))
+    monkeypatch.setattr(readahead, "usage", lambda: SimpleNamespace(ru_majflt=0, ru_inblock=next(blocks)))
     store, found = DatasetStore.open(saved, **OPTIONS), []
     for most in (1 << 30, 500):
         monkeypatch.setattr(readahead, "_AT_ONCE", most)
@@ -485,7 +485,7 @@ def test_what_tells_where_values_lie_is_asked_for_at_once(tmp_path: Path, monkey
     source = BatchSource(DatasetStore.open(tmp_path / "rows.arrow", dense_bytes=0), 10, 8, seed=2)
     _ = source[0]
     faults = itertools.count()
-    monkeypatch.setattr(readahead, "usage", lambda: readahead.Usage(next(faults), 0))
+    monkeypatch.setattr(readahead, "usage", lambda: SimpleNamespace(ru_majflt=next(faults), ru_inblock=0))
     monkeypatch.setattr(readahead, "_advise", advise)
     for index in range(1, 10):
         _ = source[index]
