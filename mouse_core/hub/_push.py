@@ -194,7 +194,6 @@ class Shard:
 
     path: str
     path_in_repo: str
-    num_rows: int
     file_bytes: int
     data_bytes: int
 
@@ -228,68 +227,15 @@ def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Ite
         yield pa.concat_tables(pending)
 
 
-def write_shards(
-    parts: Sequence[SplitPiece],
-    *,
-    split: str,
-    features: Features,
-    metadata: DatasetMetadata,
-    folder: str,
-    max_bytes: int,
-    max_rows: int | None = None,
-    advance: Callable[[int], None],
-    prefix: str = "data",
-) -> list[Shard]:
-    """Write a split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
-
-    The schema metadata of the files hold the ``datasets`` features and the metadata of the dataset; every page has a
-    checksum. Memory holds at most a row group (about 32 MiB, or 1/8 of a shard) and the rows that are read for the row
-    group.
-
-    Args:
-        parts: The rows, in order.
-        split: The split's name.
-        features: The schema, from ``unify_features``.
-        metadata: The metadata of the dataset.
-        folder: An existing folder for the files.
-        max_bytes: Largest size of a file in bytes; a single row that is larger gets a separate file.
-        max_rows: Largest number of rows of a file; None for no limit.
-        advance: A function for progress; it is called with the number of rows in each block after the block was
-            written.
-        prefix: The folder of the files in the repository.
-
-    Raises:
-        DataError: An image file that a row refers to cannot be read.
-    """
-    schema = with_metadata(features.arrow_schema, metadata)
-
-    def blocks() -> Iterator[pa.Table]:
-        for block in _blocks(parts, features, max(1, min(_ROW_GROUP_BYTES, max_bytes // 8))):
-            yield block.replace_schema_metadata(schema.metadata)
-            advance(block.num_rows)
-
-    written = _write_files(blocks(), os.path.join(folder, split), schema, max_bytes, max_rows)
-    return [
-        Shard(
-            str(path),
-            f"{prefix}/{split}-{index:05d}-of-{len(written):05d}.parquet",
-            rows,
-            path.stat().st_size,
-            data_bytes,
-        )
-        for index, (path, rows, data_bytes) in enumerate(written)
-    ]
-
-
 def _write_files(
-    blocks: Iterator[pa.Table], prefix: str, schema: pa.Schema, max_bytes: int, max_rows: int | None
-) -> list[tuple[Path, int, int]]:
+    blocks: Iterator[pa.Table], prefix: Path, schema: pa.Schema, job: Job, advance: Callable[[int], None]
+) -> list[tuple[Path, int]]:
     """Write each block as a row group of a Parquet file; begin a new file before a size limit would be exceeded.
 
     Returns:
-        For each file: the path, the number of rows, and the size of the rows in memory in bytes.
+        For each file: the path, and the size of the rows in memory in bytes.
     """
-    finished: list[tuple[Path, int, int]] = []
+    finished: list[tuple[Path, int]] = []
     block = next(blocks, None)
     while block is not None:
         path = Path(f"{prefix}-{len(finished):05d}.parquet")
@@ -308,17 +254,18 @@ def _write_files(
             ) as writer,
         ):
             while block is not None:
-                room = block.num_rows if max_rows is None else max_rows - rows
+                room = block.num_rows if job.max_rows is None else job.max_rows - rows
                 # Encoded values are hardly ever larger than the same values in memory.
                 size = sink.tell() + block.nbytes + _footer_bytes(schema, groups + 1)
-                if room <= 0 or (rows and size > max_bytes):
+                if room <= 0 or (rows and size > job.max_bytes):
                     break
                 piece, block = block.slice(0, room), block.slice(room)
                 writer.write_table(piece, row_group_size=piece.num_rows)
+                advance(piece.num_rows)
                 groups, rows, data_bytes = groups + 1, rows + piece.num_rows, data_bytes + piece.nbytes
                 block = block if block.num_rows else next(blocks, None)
         add_parquet_checksum(path)
-        finished.append((path, rows, data_bytes))
+        finished.append((path, data_bytes))
     return finished
 
 
@@ -707,7 +654,17 @@ Shards = Mapping[str, Sequence[Shard]]
 
 @dataclass(frozen=True)
 class Job:
-    """The rows to push, by split, and the options of the push. ``Job`` makes no network requests."""
+    """The rows to push, by split, and the options of the push. ``Job`` makes no network requests.
+
+    Args:
+        parts: The rows of each split, in order.
+        features: The schema, from ``unify_features``.
+        metadata: The metadata of the dataset.
+        max_bytes: Largest size of a file in bytes; a single row that is larger gets a separate file.
+        max_rows: Largest number of rows of a file; None for no limit.
+        progress: Whether to show a progress bar.
+        config: The name of the configuration.
+    """
 
     parts: Mapping[str, Sequence[SplitPiece]]
     features: Features
@@ -727,24 +684,29 @@ class Job:
         return parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
 
     def write(self, folder: str) -> Shards:
-        """Write the shards of all splits into a new folder inside ``folder``."""
-        inside = tempfile.mkdtemp(dir=folder)
+        """Write the shards of all splits into a new folder inside ``folder``.
+
+        A split becomes the Parquet files ``{split}-00000-of-00003.parquet`` and so on. The schema metadata of the files
+        hold the ``datasets`` features and the metadata of the dataset; every page has a checksum. Memory holds at most
+        a row group (about 32 MiB, or 1/8 of a shard) and the rows that are read for the row group.
+
+        Raises:
+            DataError: An image file that a row refers to cannot be read.
+        """
+        inside = Path(tempfile.mkdtemp(dir=folder))
+        schema = with_metadata(self.features.arrow_schema, self.metadata)
+        size = max(1, min(_ROW_GROUP_BYTES, self.max_bytes // 8))
+        shards = {}
         total = sum(self.rows.values())
         with progress_bar("writing shards", total=total, unit="steps", enabled=self.progress) as advance:
-            return {
-                split: write_shards(
-                    parts,
-                    split=split,
-                    prefix=config_folder(self.config),
-                    features=self.features,
-                    metadata=self.metadata,
-                    folder=inside,
-                    max_bytes=self.max_bytes,
-                    max_rows=self.max_rows,
-                    advance=advance,
-                )
-                for split, parts in self.parts.items()
-            }
+            for split, parts in self.parts.items():
+                files = _write_files(_blocks(parts, self.features, size), inside / split, schema, self, advance)
+                name = f"{config_folder(self.config)}/{split}"
+                shards[split] = [
+                    Shard(str(path), f"{name}-{index:05d}-of-{len(files):05d}.parquet", path.stat().st_size, data_bytes)
+                    for index, (path, data_bytes) in enumerate(files)
+                ]
+        return shards
 
     def readme(self, card: Card, shards: Shards, repo_id: str) -> str:
         """Return the card of the dataset after the push."""
