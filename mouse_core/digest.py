@@ -24,7 +24,8 @@ from mouse_core.errors import DataError, StateError
 
 
 def canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert values to the narrowest dtype of the digest, little-endian, with the same bit pattern for every NaN.
+    """Convert values to a little-endian dtype that does not depend on the dtype of ``values``; every NaN gets the same
+    bit pattern.
 
     Integers become int32 if int32 can represent all values of the array; otherwise int64 or, if necessary, uint64.
     Floats become float32 if no value changes, else float64.
@@ -112,8 +113,8 @@ class _Layout:
     Args:
         seed: A hash of the fields' names, dtypes and shapes.
         places: For each row, the index of the batch, the index of the row in the whole batch, and the index of the
-            view, int64 ``[B, 3]``.
-        fields: Views of the fields, ``[B, ...]`` each, in the order of ``kinds``.
+            augmented view (see ``views``), int64 ``[B, 3]``.
+        fields: The memory of the fields, NumPy views ``[B, ...]``, in the order of ``kinds``.
         rows: The bytes of each row.
     """
 
@@ -266,8 +267,8 @@ def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if values.dtype.kind == "u":
         beyond: npt.NDArray[np.bool_] = flat.max(axis=1) > np.uint64(2**63 - 1)
         return beyond
-    # If a row needs 64 bits, nearly all its values do, so a few columns are checked first, and all columns only of rows
-    # that these do not decide.
+    # If a row needs 64 bits, nearly all of its values need 64 bits. So a few columns are checked first. All columns are
+    # checked only for rows in which these few columns fit in 32 bits.
     wide = _loses(flat[:, :: max(1, flat.shape[1] // _LOOKED_AT_FIRST)])
     if not wide.any():
         return _loses(flat)
@@ -416,8 +417,8 @@ def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
     """Add the fields that are nested under ``path`` to ``found``, and add the paths of single values to ``ones``."""
-    if hasattr(tree, "keys"):  # a TensorDict is no Mapping
-        for name in tree.keys():  # noqa: SIM118  and iterates over its rows
+    if hasattr(tree, "keys"):  # a mapping or a TensorDict; iterating over a TensorDict yields rows, not names
+        for name in tree.keys():  # noqa: SIM118
             _collect(tree[name], f"{path}/{_escaped(str(name))}", found, ones)
     elif isinstance(tree, tuple):
         for number, child in enumerate(tree):

@@ -103,8 +103,8 @@ def find_ranks(first: str = "torch") -> Ranks:
     Raises:
         ConfigError: Only one of the variables RANK and WORLD_SIZE is set, or their values are not valid numbers.
     """
-    for name in sorted(_ASKED, key=lambda name: name != first):
-        found = _ASKED[name]()
+    for name in sorted(_SOURCES, key=lambda name: name != first):
+        found = _SOURCES[name]()
         if found is not None:
             return found
     return Ranks(0, 1, "a single process")
@@ -222,7 +222,7 @@ def _environment() -> Ranks | None:
         raise ConfigError(f"shard: expected {_RANK} and {_COUNT} as numbers in the environment, found {said}") from None
 
 
-_ASKED: dict[str, Callable[[], Ranks | None]] = {
+_SOURCES: dict[str, Callable[[], Ranks | None]] = {
     "torch": _torch,
     "accelerate": _accelerate,
     "jax": _jax,

@@ -144,7 +144,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
             row.append(policy_states.tree_map(zeros, arrays, path=path))
         else:
             row.append(policy_states.tree_map(check, arrays, states, path=path))
-    # A pair of the same type, because one ``tree.map`` runs over both.
+    # The result has the type of the rollout's pair, because one ``tree.map`` runs over the result and that pair.
     return type(held)(row)
 
 

@@ -332,7 +332,7 @@ class FieldChunks:
         fits = chunks <= len(table.words) and self._is_same(growth)
         for number, segment in enumerate(growth.appended, first):
             # A dense copy has only the rows that its chunk had when the copy was made.
-            fits = fits and all(one.column.lies_in(segment) for one in fields)
+            fits = fits and all(one.column.can_copy_from(segment) for one in fields)
             fits = fits and table.owners.setdefault(number, segment.extent) is segment.extent
         if not fits:
             table = table.resized(first, chunks + chunks // 8 + _ROOM)

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------- record batches with equal layouts
 #
-# In Arrow's IPC format a record batch is a message of metadata, with the number of rows, nulls and bytes of each column
-# and their offsets, and a body with the bytes. Batches with equal metadata have every value at the same offset in the
-# body; only the offsets of lists, which are data, must still be compared. A file of ``datasets`` has such a batch for
-# every 1,000 rows, 100,000 of them in a hundred million steps: asking pyarrow about each of them, column by column,
-# takes ten times as long as reading their windows.
+# In Arrow's IPC format, a record batch is a metadata message and a body. The metadata contain, for each column, the
+# number of rows, nulls and bytes, and the offsets of the column's buffers in the body. If two batches have equal
+# metadata, every value has the same offset in both bodies. Only the offsets of lists are data, and must be compared. A
+# file of ``datasets`` has a record batch for every 1,000 rows, so a hundred million rows have 100,000 batches. Locating
+# each column of each batch through pyarrow takes ten times as long as reading the windows.
 
 # Metadata have some 60 bytes for each column; for tables with hundreds of columns, batches are looked up one by one.
 _LONGEST_METADATA = 1 << 14
@@ -52,7 +52,7 @@ _UNKNOWN = np.iinfo(np.int64).min
 _NOT_ALIKE = _UNKNOWN + 1
 
 
-class Alike:
+class EqualLayouts:
     """The record batches of a table whose metadata equal the metadata of one batch, the template.
 
     Args:
@@ -198,7 +198,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """The options for reading a column, which do not depend on segments.
 
     Args:
@@ -281,7 +281,7 @@ class ColumnPart:
         starts: Int64s,
         *,
         same_chunks: bool,
-        alike: Alike | None = None,
+        alike: EqualLayouts | None = None,
         image_roots: Sequence[str] = (),
     ) -> None:
         self._make_column, self._starts, self._same_chunks, self._alike = column, starts, same_chunks, alike
@@ -333,11 +333,11 @@ class ColumnPart:
             alike = self._alike.same_lists(self._column, distance, alike)
             yield self._alike.template, chunks[alike], distance[alike]
 
-    def has_copies(self, reading: Reading) -> bool:
+    def has_copies(self, reading: ReadOptions) -> bool:
         """Whether ``copies`` was already called with these reading options."""
         return reading.copies_key in self._copies
 
-    def copies(self, reading: Reading) -> DenseCopies:
+    def copies(self, reading: ReadOptions) -> DenseCopies:
         """Return the dense copies of the chunks, which all readers with equal shape, fill and pad share."""
         with self.lock:
             if reading.copies_key not in self._copies:
@@ -375,7 +375,7 @@ class Column:
         later: The later segments, whose parts are created on demand.
     """
 
-    def __init__(self, reading: Reading, parts: Sequence[ColumnPart], later: Sequence[Any] = ()) -> None:
+    def __init__(self, reading: ReadOptions, parts: Sequence[ColumnPart], later: Sequence[Any] = ()) -> None:
         self.reading = reading
         self.name, self.kind, self.shape, self.width = reading.name, reading.kind, reading.shape, reading.width
         self._stored = reading.dtype
@@ -455,8 +455,7 @@ class Column:
         """Return the largest integer in each of the given regular chunks; a negative integer counts as the largest
         int64.
 
-        The largest int64 is also returned for a chunk that is so long that searching the chunk is too slow for the few
-        rows of a batch.
+        A long chunk is not searched, because a batch reads only a few of its rows; its result is the largest int64.
 
         Args:
             chunks: The indices of the chunks, ascending, int64 ``[n]``.
@@ -491,7 +490,7 @@ class Column:
         in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
         return in_place
 
-    def lies_in(self, segment: Any) -> bool:
+    def can_copy_from(self, segment: Any) -> bool:
         """Whether the values of a segment of appended rows can be copied from their addresses."""
         return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 

@@ -138,7 +138,7 @@ class StoreClient:
         record = as_record(row)
         if record is None:
             raise DataError(f"append: expected a dict, found {row!r:.200}")
-        self.extend({name: _alone(value) for name, value in record.items()})
+        self.extend({name: _one_row(value) for name, value in record.items()})
 
     def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add many steps at once; see ``DatasetStore.extend``.
@@ -205,7 +205,8 @@ class StoreClient:
                 if call["call"] == "hello":
                     return {}
                 if call["call"] == "write" and not (sent and self._count == call["number"]):
-                    # Otherwise only the answer was lost: the server compares the repeated rows with the stored rows.
+                    # A write that was sent and counted keeps its number, because only its answer was lost. The server
+                    # compares the repeated rows with the stored rows.
                     call["number"] = self._count + 1
                 sent = True
                 reply = self._channel.exchange(call, parts)
@@ -258,7 +259,7 @@ def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:
     return address
 
 
-def _alone(value: Any) -> Any:
+def _one_row(value: Any) -> Any:
     """Return a column with one value."""
     is_array = hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, str | bytes)
     return value[None] if is_array else [value]

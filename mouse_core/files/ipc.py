@@ -105,7 +105,7 @@ Read = Callable[[int, int], Any]
 _V5 = 4
 
 
-class Memory(NamedTuple):
+class BufferPlace(NamedTuple):
     """The position of one of a column's buffers in the file.
 
     Args:
@@ -132,7 +132,7 @@ class ColumnPlace:
 
     type: pa.DataType
     levels: tuple[tuple[int, int], ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[BufferPlace, ...]
 
     def array(self, read: Read) -> pa.Array:
         """Read all buffers of the column, and return the column as an array.
@@ -206,7 +206,7 @@ class Head(NamedTuple):
                     f"expected {self.rows} rows of the column {name!r}, found another number; the file is damaged"
                 )
             level, piece = level + levels, piece + len(kinds)
-            pieces = [Memory(kind, body + at, size) for kind, (at, size) in zip(kinds, memory, strict=True)]
+            pieces = [BufferPlace(kind, body + at, size) for kind, (at, size) in zip(kinds, memory, strict=True)]
             if not isinstance(data_type, pa.DictionaryType):
                 found[name] = ColumnPlace(data_type, tuple(map(tuple, there)), tuple(pieces))
         return found
@@ -220,11 +220,11 @@ def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
     if isinstance(data_type, pa.BaseExtensionType):
         return _form(data_type.storage_type)
     if is_of.is_struct(data_type):
-        return _with(("nulls",), [field.type for field in data_type])
+        return _nested_form(("nulls",), [field.type for field in data_type])
     if is_of.is_fixed_size_list(data_type):
-        return _with(("nulls",), [data_type.value_type])
+        return _nested_form(("nulls",), [data_type.value_type])
     if is_of.is_list(data_type) or is_of.is_large_list(data_type):
-        return _with(("nulls", "ends"), [data_type.value_type])
+        return _nested_form(("nulls", "ends"), [data_type.value_type])
     if any(
         test(data_type) for test in (is_of.is_string, is_of.is_binary, is_of.is_large_string, is_of.is_large_binary)
     ):
@@ -233,7 +233,7 @@ def _form(data_type: pa.DataType) -> tuple[int, tuple[str, ...]] | None:
     return (1, ("nulls", "values")) if fixed or is_of.is_dictionary(data_type) else None
 
 
-def _with(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[str, ...]] | None:
+def _nested_form(own: tuple[str, ...], within: list[pa.DataType]) -> tuple[int, tuple[str, ...]] | None:
     """Return the levels and buffers of a column that has the buffers ``own`` and the nested columns ``within``."""
     levels, kinds = 1, own
     for data_type in within:
@@ -402,7 +402,7 @@ def read_message(read: Read, begin: int, size: int) -> Message | None:
 
 # Limits of one request, in record batches and in bytes: requested pages must stay in memory until they are used, even
 # if memory is short.
-_ASKED, _ASKED_BYTES = 512, 8 << 20
+_MOST_REQUESTED, _MOST_REQUESTED_BYTES = 512, 8 << 20
 
 
 def write_summed(path: Path, batch: pa.RecordBatch, rows: int) -> tuple[int, int, str]:
@@ -537,14 +537,14 @@ class SummedFile:
             page = begin - begin % mmap.PAGESIZE
             self._memory.madvise(known, page, end - page)
 
-    def _together(self, numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    def _in_requests(self, numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
         """Yield record batches in groups that fit into one request."""
         size = self.footer.begin // len(self)
-        most = max(1, min(_ASKED, _ASKED_BYTES // max(1, size)))
+        most = max(1, min(_MOST_REQUESTED, _MOST_REQUESTED_BYTES // max(1, size)))
         for begin in range(0, len(numbers), most):
             yield numbers[begin : begin + most]
 
-    def _ask(self, numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    def _request(self, numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
         """Request all given record batches (ascending) together, because a disk serves many requests as fast as a
         few; return the byte ranges of the record batches.
         """
@@ -587,8 +587,8 @@ class SummedFile:
             DataError: A record batch is damaged.
         """
         unseen = np.unique(numbers[self._seen[numbers] == 0])
-        for some in self._together(unseen):
-            self._check(self._ask(some))
+        for some in self._in_requests(unseen):
+            self._check(self._request(some))
             self._seen[some] = 1
 
     def check_all(self) -> None:
@@ -631,7 +631,7 @@ class SummedFile:
     def batches(self, numbers: range) -> list[pa.RecordBatch]:
         """Return several record batches; each needs some KB of memory."""
         made = []
-        for some in self._together(np.array(numbers, np.int64)):
-            self._ask(some)
+        for some in self._in_requests(np.array(numbers, np.int64)):
+            self._request(some)
             made += [self.batch(number) for number in some.tolist()]
         return made

@@ -13,7 +13,7 @@ from typing import Any
 
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 
-OF_THE_SYSTEM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
+SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE)
 """Error numbers of system errors that do not depend on the content of a file."""
 
 MOST_JSON = 16 << 20
@@ -48,7 +48,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         StorageError: The system cannot read the file now, for example because too many files are open.
     """
     name = os.fspath(path)
-    if _may_wait(name):
+    if _may_block(name):
         raise damaged(name, "expected a regular file, found a pipe or a device", at=at)
     try:
         with naming(name, at=at):
@@ -58,7 +58,7 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     except (MouseError, ImportError):
         raise
     except OSError as error:
-        if error.errno not in OF_THE_SYSTEM:
+        if error.errno not in SYSTEM_ERRORS:
             raise _unreadable(name, error, at) from error
         raise StorageError(f"{name}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # any error of a library
@@ -81,7 +81,8 @@ def _unreadable(name: str, error: Exception, at: str) -> DataError:
     return damaged(name, f"cannot be read: {shown[0][:500] if shown else type(error).__name__}", at=at)
 
 
-def _may_wait(name: str) -> bool:
+def _may_block(name: str) -> bool:
+    """Whether reading a file can block forever: whether the file is a pipe or a device."""
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError):
@@ -111,7 +112,7 @@ def check_inside(files: Iterable[Path], root: Path) -> None:
         real = os.path.realpath(file) if os.path.islink(file) else os.path.join(folders[folder], name)
         if not any(os.path.commonpath([one, real]) == one for one in allowed):
             raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {real!r}")
-        if _may_wait(real):
+        if _may_block(real):
             raise damaged(file, "expected a regular file, found a pipe or a device")
 
 

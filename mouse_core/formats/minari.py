@@ -45,7 +45,7 @@ __all__ = ["read_minari"]
 
 
 BUDGET = 32 << 20
-"""Largest number of bytes in a piece."""
+"""Largest size in bytes of an ``EpisodeSlice``."""
 
 KNOWN = ("observations", "actions", "rewards", "terminations", "truncations")
 """Names of the HDF5 datasets that every episode has."""
@@ -97,9 +97,10 @@ def _leaves_of(space: Any, where: str) -> dict[Location, Any] | None:
 
 
 def _leaf(location: Location, spaces: Spaces) -> tuple[Location, Any]:
-    """Return the location of an array by the keys of its space, and its spec. Without a space, the spec is None.
+    """Return the location of an array, with the keys that its space uses, and the spec of the array. If the space is
+    unknown, the spec is None.
 
-    An item of a tuple is stored under its index, or in HDF5 under ``_index_<index>``.
+    An item of a tuple is stored under its index, or in HDF5 under ``_index_<index>``; its space uses the index.
     """
     first, *keys = location
     if first not in spaces:
@@ -209,7 +210,7 @@ def arrow_pieces(
         if not files:
             raise damaged(folder, f"expected a file *.{suffix}, found none", at=f"episode {number}")
         check_inside([*files, folder / "metadata.json"], path)
-        of_episode = _of_episode(folder / "metadata.json")
+        of_episode = _episode_attributes(folder / "metadata.json")
         begins, before = 0, None
         for file in files:
             with reading(file):
@@ -227,7 +228,8 @@ def arrow_pieces(
             raise damaged(folder, f"expected {total} steps, found {begins - 1}", at=f"episode {number}")
 
 
-def _of_episode(path: Path) -> dict[str, Any]:
+def _episode_attributes(path: Path) -> dict[str, Any]:
+    """Return the seed, the options and the number of steps of an episode, if its metadata contain them."""
     if not path.exists():
         return {}
     found = read_json_object(path)
@@ -283,7 +285,7 @@ def _struct_leaves(above: Location, column: pa.Field, array: Any) -> Iterator[tu
 def _arrow_values(array: Any, column: pa.Field, spec: Any, place: Location) -> npt.NDArray[Any]:
     where = "/".join(place)
     if place[0] in KNOWN and array.null_count and _texts(array.type):
-        # Values of the transition that begins at a row have a placeholder in an episode's last row; for texts, null.
+        # No transition begins at an episode's last row, where texts are therefore null.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
     if _is_picture(spec) and place[0] == "actions" and values.dtype.kind == "O":
@@ -394,7 +396,11 @@ class _H5Episode:
             self.row_bytes += width * (np.dtype(part["dtype"]).itemsize if part["kind"] == "number" else 64)
 
     def items(self, begin: int, stop: int) -> list[tuple[str, int, int]]:
-        """Return the arguments of ``H5File.read`` for rows ``begin .. stop - 1``."""
+        """Return the arguments of ``H5File.read`` for rows ``begin .. stop - 1``.
+
+        Example: for rows 3..5, observations 3..5 are read, but actions 2..4, because action t moves to row t + 1. Row 0
+        has no action.
+        """
         return [
             (f"/episode_{self._number}/{'/'.join(location)}", max(begin - moves, 0), stop - moves)
             for location, moves in self._leaves

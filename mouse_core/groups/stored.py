@@ -106,8 +106,8 @@ class VersionChange(NamedTuple):
 
     Args:
         version: The version that became the latest version.
-        sealed: The number of groups that were sealed before the call. Of these groups, the groups of later versions are
-            lost.
+        sealed: The number of groups that were sealed before the call. If the trainer went back to ``version``, those
+            groups that have a later version are lost.
     """
 
     version: str
@@ -262,7 +262,7 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
     for folder in folders:
         if clean:
             remove_leftovers(root / folder, only_writer=True)
-        # A folder that is no longer there has no files.
+        # A folder can be removed in the meantime.
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(root / folder)
             found[folder] = [name for name in names if name.endswith(".parquet") and not name.startswith(".")]
@@ -424,8 +424,8 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
-# Files that are read in one go.
-_TOGETHER = 32
+# Number of groups that a thread reads at a time.
+_GROUPS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +490,7 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
     def read(some: Sequence[StoredGroup]) -> list[list[RolloutRecord]]:
         return read_groups([group.part for group in some], some[0].root)
 
-    pieces = [groups[first : first + _TOGETHER] for first in range(0, len(groups), _TOGETHER)]
+    pieces = [groups[first : first + _GROUPS_AT_ONCE] for first in range(0, len(groups), _GROUPS_AT_ONCE)]
     with ThreadPoolExecutor(THREADS) as pool:
         yield from chain.from_iterable(in_order(pool, read, pieces))
 
@@ -515,7 +515,7 @@ def read_wanted(
         found.append(known if len(known) == len(places) else [])
         if len(known) < len(places):
             missing.append(number)
-    missing.sort(key=lambda number: wanted[number][0].group_uid)  # those of a file are read together
+    missing.sort(key=lambda number: wanted[number][0].group_uid)  # groups of one file are read together
     for number, rollouts in zip(missing, read_ahead([wanted[number][0] for number in missing]), strict=True):
         group, places, others = wanted[number]
         found[number] = [rollouts[place] for place in places]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column import Column, ColumnPart, Reading
+from mouse_core._arrow.column import Column, ColumnPart, ReadOptions
 from mouse_core._arrow.column_types import ColumnType
 from mouse_core._arrow.dense import DENSE_BYTES, DenseBudget
 from mouse_core._base.locks import ProcessLock
@@ -455,7 +455,7 @@ class MixtureSnapshot(Snapshot):
                 part = ColumnPart(partial(_chunks, codes, segment.chunk_starts), segment.chunk_starts, same_chunks=True)
                 part.begin[:], part.width[:] = codes.ctypes.data, 1
                 parts.append(part)
-        column = Column(Reading(field.name, _CODES, ()), parts)
+        column = Column(ReadOptions(field.name, _CODES, ()), parts)
         return FieldReader(field, FieldSpec(field.name, _CODES.dtype, (), ""), column)
 
     def lacking(self, reader: FieldReader) -> str | None:

@@ -31,9 +31,9 @@ _CONFIGURATION = "configuration"
 _DECODER = "decoder"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 # Options that are compared for every sampling.
-_WHEREVER = ("sampling", "boundary", "normalize", "augment", "map", "lengths", "packed")
+_ALWAYS_COMPARED = ("sampling", "boundary", "normalize", "augment", "map", "lengths", "packed")
 # The largest depth of nested mixtures.
-_DEEPEST = 16
+_MOST_LEVELS = 16
 
 
 class Feed:
@@ -182,7 +182,7 @@ def numbers_of(state: Any, *names: str, others: Sequence[str] = ()) -> dict[str,
     return {name: state_number(name, state[name]) for name in names}
 
 
-def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
+def rows_of(rows: Any, levels: int = _MOST_LEVELS) -> Any:
     """Return the saved number of rows of a store. For a mixture, return the number of rows of each member by name;
     mixtures can be nested up to ``levels`` deep.
 
@@ -191,7 +191,7 @@ def rows_of(rows: Any, levels: int = _DEEPEST) -> Any:
     """
     if isinstance(rows, Mapping):
         if not levels:
-            raise StateError(f"state: expected mixtures nested in at most {_DEEPEST} levels, found more")
+            raise StateError(f"state: expected mixtures nested in at most {_MOST_LEVELS} levels, found more")
         return {name: rows_of(some, levels - 1) for name, some in rows.items()}
     return state_number("rows", rows)
 
@@ -315,7 +315,7 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     same_sampling = expected["sampling"] == found["sampling"] and boundaries[0] == boundaries[1]
     for name in dict.fromkeys([*expected, *found]):
         # Options of different samplings are not compared, and the boundary of anchors is unknown.
-        is_of_both = (name in expected and name in found) or name in _WHEREVER
+        is_of_both = (name in expected and name in found) or name in _ALWAYS_COMPARED
         if name == "data" or not (same_sampling or is_of_both) or (name == "boundary" and None in boundaries):
             continue
         wanted, has = expected.get(name), found.get(name)
@@ -427,9 +427,9 @@ class Loader(Generic[T]):
         if self._agreement is not None:
             self._agreement.deliver(self._feed, self._next_index)
         if self._feed.prepare(self._next_index, first=self._make is None):
-            self._begin_anew()
+            self._drop_prefetched()
         try:
-            made = self._made()
+            made = self._next_result()
             made, digest = made if self._digest is not None else (made, None)
             batch: T = made if self._delivery.hand_over is None else self._delivery.hand_over(made)
         except ClosedError:
@@ -461,7 +461,7 @@ class Loader(Generic[T]):
             raise ConfigError("digest: expected a loader made with digest=True, found a loader without a digest")
         return self._digest
 
-    def _making(self) -> Callable[[int], Any]:
+    def _batch_function(self) -> Callable[[int], Any]:
         """Return the function that computes the source's batches, with their digests if requested."""
         make = self._delivery.maker(self._feed.source)
         if self._digest is not None:
@@ -470,12 +470,12 @@ class Loader(Generic[T]):
             make = digesting(make, self._feed.source)
         return make
 
-    def _made(self) -> Any:
+    def _next_result(self) -> Any:
         """Return the next batch, with its digest if requested."""
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
-            self._make = self._making()
+            self._make = self._batch_function()
             if self._ahead is not None:
                 self._ahead.begin(self._make, self._next_index)
         if not self._num_workers:
@@ -604,9 +604,9 @@ class Loader(Generic[T]):
     def _restart(self, feed: Any, next_index: int) -> None:
         self._feed, self._next_index = feed, next_index
         self._failure = None
-        self._begin_anew()
+        self._drop_prefetched()
 
-    def _begin_anew(self) -> None:
+    def _drop_prefetched(self) -> None:
         """Drop the results and errors of threads; the request of the next batch restarts the threads."""
         if self._ahead is not None:
             self._ahead.pause()

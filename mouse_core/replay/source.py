@@ -44,7 +44,7 @@ class BufferSource:
         ConfigError: ``batch_size`` is None, and the buffer has no batch size.
     """
 
-    # What a loader asks of a feed; see ``prefetch.loader``.
+    # Attributes that a loader reads from a feed; see ``prefetch.loader``.
     first_index = epoch_start = 0
 
     def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
@@ -57,13 +57,13 @@ class BufferSource:
         self._count = ahead
         self._drawn: dict[int, Drawn] = {}
         self._ends: set[int] = set()
-        self._lacks = False  # whether there was nothing to draw for a batch ahead
+        self._lacks = False  # whether the last draw failed
 
     def __repr__(self) -> str:
         return repr(self.buffer)
 
     def __len__(self) -> int:
-        # list() takes a TypeError for an unknown length, and any other error would end it.
+        # list() asks for the length, ignores a TypeError, and raises any other error.
         raise TypeError(
             "loader: expected a loader over a store, which has a length, found a loader over a replay buffer"
         )
@@ -152,6 +152,7 @@ class BufferSource:
 
 
 def _encoded(drawn: Drawn) -> dict[str, Any]:
+    """Return a draw as a dict of plain values and arrays, for a state."""
     draw, rows = drawn.draw, drawn.rows
     return {
         "last": drawn.last,
@@ -169,6 +170,7 @@ def _encoded(drawn: Drawn) -> dict[str, Any]:
 
 
 def _decoded(entry: Mapping[str, Any], buffer: Any) -> Drawn:
+    """Return the draw that ``_encoded`` converted to a dict."""
     rows: Any = entry["rows"]
     if entry["members"] is not None:
         members = buffer.buffers

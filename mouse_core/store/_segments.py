@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import check_rows
-from mouse_core._arrow.column import Alike, Column, ColumnPart, Growth, Reading
+from mouse_core._arrow.column import Column, ColumnPart, EqualLayouts, Growth, ReadOptions
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import IRREGULAR, plain
 from mouse_core._arrow.gathering import gather
@@ -252,8 +252,8 @@ class Segment:
         return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
 
     @memo
-    def _alike(self) -> Alike:
-        return Alike(self.table, self.chunk_starts)
+    def _alike(self) -> EqualLayouts:
+        return EqualLayouts(self.table, self.chunk_starts)
 
     @memo
     def _indices_starts(self) -> npt.NDArray[np.int64]:
@@ -264,7 +264,7 @@ class Segment:
         if self.indices is None:
             return None
         part = ColumnPart(partial(self.indices.column, 0), self._indices_starts, same_chunks=True)
-        return Column(Reading("indices", column_type(self.indices.schema.types[0]), ()), [part])
+        return Column(ReadOptions("indices", column_type(self.indices.schema.types[0]), ()), [part])
 
     @memo
     def runs(self) -> Stretches | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.column import Column, Growth, Reading
+from mouse_core._arrow.column import Column, Growth, ReadOptions
 from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._arrow.dense import DenseBudget
 from mouse_core._arrow.gathering import gather, pieces_lying
@@ -329,7 +329,7 @@ def _bind(
     shape = () if shape == (1,) and field.shape == () else shape
     if kind.is_encoded:
         kind = replace(kind, value_type=field.pixel_dtype.name)
-    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget, field.crop, field.decoder)
+    reading = ReadOptions(field.column, kind, shape, field.fill, field.pad, budget, field.crop, field.decoder)
     column = Column(reading, [segment.part(field.column) for segment in segments])
     return _reader(field, column)
 

@@ -148,12 +148,12 @@ def test_an_end_of_turn_within_an_answer_ends_it_only_where_the_template_writes_
 
 def test_what_cannot_be_told_is_refused_by_name() -> None:
     thinking = (*TALK[:1], said("assistant", "hm</think>me"), *TALK[2:])
-    with pytest.raises(DataError, match=r"message 1 that what follows changes the text before.*'hm</think>me"):
+    with pytest.raises(DataError, match=r"message 1: expected .* text that changes with later messages.*'hm</think>me"):
         render_chat(template(FORGETFUL), thinking)
     assert render_chat(template(FORGETFUL), TALK).spans  # nobody thought
-    with pytest.raises(DataError, match=r"message 1 that .* stands before the answer, and there is no gen"):
+    with pytest.raises(DataError, match=r"message 1: .* the header .* before the answer, but no gen"):
         render_chat(template(HEADERS_ONLY), TALK)
-    with pytest.raises(DataError, match=r"message 0 .*have to take turns"):
+    with pytest.raises(DataError, match=r"message 0: .*have to take turns"):
         render_chat(template("{% if not messages %}{{ raise_exception('have to take turns') }}{% endif %}"), TALK[1:2])
     changed = "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}"
     with pytest.raises(DataError, match=r"expected unchanged text from \{% generation %\}"):

@@ -68,7 +68,7 @@ class JaxArrays(Arrays):
         return jnp.asarray(values)
 
     def behind(self, values: Any, positive: Any) -> Any:
-        """See ``Arrays``. This order is needed because XLA cannot infer that indices are not negative."""
+        """See ``Arrays``. The comparison makes the result depend on ``positive``, and XLA cannot remove it."""
         return jnp.where(positive < 0, 0, values)
 
     def loop(self, begin: int, end: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -151,7 +151,8 @@ class JaxArrays(Arrays):
     def overwrite(self, memory: Any, slots: Any, there: Any, values: Any) -> Any:
         """See ``Arrays``."""
         row, child = jnp.where(there, slots >> SHIFT, len(memory)), slots & (FAN - 1)
-        # The largest position written to a slot is the position of the slot's last value.
+        # The largest position written to a slot is the position of the slot's last value. Example: for the slots 5, 7,
+        # 5, the number 3 is written to slot 5, and 2 to slot 7, so slot 5 gets the third value.
         number = jnp.arange(1, len(slots) + 1, dtype=jnp.uint32)
         marked = memory.at[row, child, 0].set(0, mode="drop").at[row, child, 0].max(number, mode="drop")
         last = self.once(marked.at[row, child, 0].get(mode="fill", fill_value=1)) - 1
@@ -184,7 +185,7 @@ class JaxArrays(Arrays):
         """See ``Arrays``."""
         tables = powers(alpha)
         factors, shifts, pieces = map(jnp.asarray, (tables.factors, tables.shifts, tables.pieces))
-        # The sign bit is removed, because 0 may be negative.
+        # The sign bit is removed, because -0.0 has a sign bit.
         bits = lax.bitcast_convert_type(priority, jnp.uint32) & jnp.uint32(0x7FFFFFFF)
         summed = plus_bits(bits.astype(jnp.int64), bits_of(eps), jnp)
         return weights_of(summed, Powers(factors, shifts, pieces, tables.bends_down, most), jnp)

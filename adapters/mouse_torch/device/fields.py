@@ -89,7 +89,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Row:
+class RowField:
     """The shape and dtype of a field in one row."""
 
     shape: tuple[int, ...]
@@ -101,7 +101,7 @@ class Row:
         return self.dtype if self.dtype in _HELD else _INTEGERS[self.dtype.itemsize]
 
 
-def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
+def rows_of(example: Any) -> tuple[Any, dict[FieldKey, RowField]]:
     """Return the structure of an example, and the shape and dtype of each field.
 
     Raises:
@@ -111,7 +111,7 @@ def rows_of(example: Any) -> tuple[Any, dict[FieldKey, Row]]:
     fields = {}
     for key, leaf in flatten(tree).items():
         values = _tensor(key, leaf)
-        fields[key] = Row(tuple(values.shape), values.dtype)
+        fields[key] = RowField(tuple(values.shape), values.dtype)
         try:
             values.detach().reshape(-1)[:1].view(fields[key].held)
         except (KeyError, RuntimeError, TypeError) as error:
@@ -135,12 +135,12 @@ class Fields(BufferModule):
     """
 
     def __init__(
-        self, structure: Any, rows: dict[FieldKey, Row], capacity: int, num_envs: int | None, device: torch.device
+        self, structure: Any, rows: dict[FieldKey, RowField], capacity: int, num_envs: int | None, device: torch.device
     ) -> None:
         super().__init__()
         self.structure, self.rows, self._lists = structure, rows, lists_of(structure)
         self._envs = num_envs
-        # Fields that are gathered in another dtype; NumPy also lacks bfloat16.
+        # Fields whose memory has another dtype than their rows; NumPy reads the memory of bfloat16 fields as int16.
         self._hidden = [key for key, row in rows.items() if row.held != row.dtype or row.dtype == torch.bfloat16]
         self.is_flat = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
         for place, row in enumerate(rows.values()):

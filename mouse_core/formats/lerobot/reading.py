@@ -825,7 +825,7 @@ def numbered(folder: Path, suffix: str) -> list[Path]:
     return [found[key] for key in sorted(found)]
 
 
-_MOST_SAID = 20
+_MOST_FAULTS = 20
 
 
 class EpisodeCheck:
@@ -849,16 +849,17 @@ class EpisodeCheck:
         self._skip = skip_broken
         #: The reason for each broken episode, by position.
         self.broken: dict[int, str] = {}
-        #: Rows whose time differs from their number divided by the rate; their episodes; and the first in words.
+        #: The number of rows whose time is not the frame number divided by the rate, the number of their episodes, and
+        #: a text that names the first of these rows.
         self.untimely, self.of_untimely, self.first_untimely = 0, 0, ""
         for file in frames.episodes.files:
-            self._look(file)
+            self._check_file(file)
         there = np.flatnonzero(frames.episodes.lengths)
         if len(there) and all(place in self.broken for place in there.tolist()):
             said = "; ".join(dict.fromkeys(self.broken.values()))
             raise DataError(f"{root}: expected an episode that can be read, found none: {said:.1000}")
 
-    def _look(self, frame_file: FrameFile) -> None:
+    def _check_file(self, frame_file: FrameFile) -> None:
         """Check the episodes of a file of frames."""
         name, first, stop, numbers = frame_file
         file, rows, episodes = self._root / name, np.array(numbers), self._frames.episodes
@@ -870,29 +871,31 @@ class EpisodeCheck:
             if found.num_rows != len(rows):
                 raise damaged(file, f"expected {len(rows)} frames, as meta/episodes states, found {found.num_rows}")
             for place, why in self._frames.unlike(found, rows, file):
-                self._break(place, str(damaged(file, why)))
+                self._mark_broken(place, str(damaged(file, why)))
             times = self._frames.times(found, file)
         except (DataError, ConfigError) as error:
             for place in everything:
-                self._break(place, str(error), error)
+                self._mark_broken(place, str(error), error)
             return
         episode, number = episodes.places(rows)
         untimed = np.flatnonzero(~np.isfinite(times)) if self._cameras else np.zeros(0, np.int64)
         for row in untimed[np.unique(episode[untimed], return_index=True)[1]].tolist():
-            self._break(int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}")
+            self._mark_broken(
+                int(episode[row]), f"{file}: expected a {TIME} of frame {number[row]}, found {times[row]}"
+            )
         if self._skip:
             try:
-                self._look_at_values(file, rows)
+                self._check_values(file, rows)
             except (DataError, ConfigError) as error:
                 for place in everything:
-                    self._break(place, str(error), error)
+                    self._mark_broken(place, str(error), error)
         whole = ~np.isin(episode, list(self.broken))
-        self._time(episode[whole], number[whole], times[whole])
+        self._check_times(episode[whole], number[whole], times[whole])
         for key in self._cameras:
             for place, why, cause in self._videos.find(key, rows[whole], episode[whole], times[whole]):
-                self._break(place, why, cause, key)
+                self._mark_broken(place, why, cause, key)
 
-    def _look_at_values(self, file: Path, rows: Int64s) -> None:
+    def _check_values(self, file: Path, rows: Int64s) -> None:
         """Find episodes of a file whose values do not have the shapes of their features."""
         frames, begin = self._frames, 0
         for batch in parquet_batches(file, BATCH_ROWS, columns=frames.stored):
@@ -903,9 +906,9 @@ class EpisodeCheck:
             wrong += [frames.unreadable_images(batch, key) for key in frames.encoded]
             for row, why in chain(*wrong):
                 place = int(frames.episodes.places(some[row : row + 1])[0][0])
-                self._break(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
+                self._mark_broken(place, str(damaged(file, why, at=frames.episodes.called(some, row))))
 
-    def _time(self, episode: Int64s, number: Int64s, times: Floats) -> None:
+    def _check_times(self, episode: Int64s, number: Int64s, times: Floats) -> None:
         """Find rows whose times contradict the constant rate of the recording."""
         rate = self._frames.described.frames_per_second
         off = np.flatnonzero(np.abs(times - number / rate) > allowance(times, 1 / rate, rate))
@@ -917,10 +920,10 @@ class EpisodeCheck:
 
     def faults(self) -> Iterator[tuple[str, str, str]]:
         """Yield a code, a severity and a sentence for each fault."""
-        for place in sorted(self.broken)[:_MOST_SAID]:
+        for place in sorted(self.broken)[:_MOST_FAULTS]:
             yield "broken-episode", "error", f"episode {self._frames.episodes.index[place]}: {self.broken[place]}"
-        if len(self.broken) > _MOST_SAID:
-            yield "broken-episode", "error", f"{len(self.broken) - _MOST_SAID} more episodes cannot be read"
+        if len(self.broken) > _MOST_FAULTS:
+            yield "broken-episode", "error", f"{len(self.broken) - _MOST_FAULTS} more episodes cannot be read"
         if self.untimely:
             yield (
                 "off-rate",
@@ -930,7 +933,8 @@ class EpisodeCheck:
                 f"the first is {self.first_untimely}",
             )
 
-    def _break(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:
+    def _mark_broken(self, place: int, why: str, cause: Exception | None = None, key: str = "") -> None:
+        """Record a broken episode; raise DataError instead if broken episodes are not left out."""
         if not self._skip:
             index = self._frames.episodes.index[place]
             raise DataError(

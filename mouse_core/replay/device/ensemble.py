@@ -28,6 +28,8 @@ def draw_members(
     Raises:
         SchemaError: The batches of the members have different fields.
     """
+    # Example: 10 rows are shared equally by 3 members, so the ends are 3.33, 6.67 and 10. One random number u in [0, 1)
+    # rounds all ends: for u = 0.5 the ends are 3, 7 and 10, and the members deliver the rows 0..2, 3..6 and 7..9.
     words = xp.words(key, 1)
     with xp.wide():
         first, whole, from_bits, offsets = (xp.constant(name, getattr(shares, name)) for name in TABLES)

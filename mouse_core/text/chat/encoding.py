@@ -303,7 +303,7 @@ def plain(value: Any, where: str) -> Any:
 
 # A text that no chat contains.
 _PROBE = "\ufdd0"
-_WITHOUT = "expected a template with {% generation %}, or a template that only appends text for each message"
+_EXPECTED_TEMPLATE = "expected a template with {% generation %}, or a template that only appends text for each message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,18 +390,18 @@ def _of_generation(renderings: Renderings, text: str) -> tuple[tuple[int, int], 
 
 def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple[int, int]:
     messages = renderings.messages
-    where = f"chat template: {_WITHOUT}, found at message {place}"
+    where = f"chat template: message {place}: {_EXPECTED_TEMPLATE}, found"
     try:
         before = renderings(messages[:place], True)
         after = renderings(messages[: place + 1])
     except DataError as error:
-        raise DataError(f"{where} that the template cannot render the chat up to this message: {error}") from error
+        raise DataError(f"{where} a template that cannot render the chat up to this message: {error}") from error
     _check_header(renderings, before, place, where)
-    for shorter, longer, what in ((before, after, "it"), (after, text, "what follows")):
+    for shorter, longer, what in ((before, after, "this message"), (after, text, "later messages")):
         if not longer.startswith(shorter):
             at = next(i for i, (a, b) in enumerate(zip(shorter + "\0", longer + "\1", strict=False)) if a != b)
             raise DataError(
-                f"{where} that {what} changes the text before, from character {at} on: {shorter[at : at + 40]!r} "
+                f"{where} text that changes with {what}, from character {at} on: {shorter[at : at + 40]!r} "
                 f"becomes {longer[at : at + 40]!r}"
             )
     last = after.rfind(end, len(before)) if end and _writes_end(renderings, before, place, end) else -1
@@ -410,13 +410,13 @@ def _of_answer(renderings: Renderings, text: str, place: int, end: str) -> tuple
 
 def _writes_end(renderings: Renderings, before: str, place: int, end: str) -> bool:
     """Whether the template writes the end of turn, even if the text of the answer does not contain it."""
-    said = renderings.messages[place]
-    without = _without(said, end)
-    return without == said or end in renderings((*renderings.messages[:place], without))[len(before) :]
+    message = renderings.messages[place]
+    without = _without(message, end)
+    return without == message or end in renderings((*renderings.messages[:place], without))[len(before) :]
 
 
 def _without(value: Any, text: str) -> Any:
-    """Return a copy of JSON values in which a text is replaced wherever the text occurs."""
+    """Return a copy of JSON values in which ``_PROBE`` replaces each occurrence of ``text``."""
     if isinstance(value, str):
         return value.replace(text, _PROBE)
     if isinstance(value, list):
@@ -434,7 +434,7 @@ def _check_header(renderings: Renderings, before: str, place: int, where: str) -
     after = renderings((*earlier, {"role": "assistant", "content": _PROBE}))
     header = after[len(before) : after.find(_PROBE)] if after.startswith(before) and _PROBE in after else ""
     if header.strip():
-        raise DataError(f"{where} that {header!r:.80} stands before the answer, and there is no generation prompt")
+        raise DataError(f"{where} the header {header!r:.80} before the answer, but no generation prompt")
 
 
 Ids = npt.NDArray[np.int64]
@@ -545,11 +545,11 @@ def preference_texts(template: ChatTemplate, prompt: Any, chosen: Any, rejected:
 def preference_of(ids: Sequence[Ids]) -> dict[str, Ids]:
     """Return the ids of the prompt and of the two answers, given the ids of the prompt and of both complete chats."""
     prompt, *wholes = ids
-    end = min(_alike(prompt, whole) for whole in wholes)
+    end = min(_common_length(prompt, whole) for whole in wholes)
     return {"prompt_ids": prompt[:end], "chosen_ids": wholes[0][end:], "rejected_ids": wholes[1][end:]}
 
 
-def _alike(one: Ids, other: Ids) -> int:
+def _common_length(one: Ids, other: Ids) -> int:
     """Return the length of the common beginning of two lists of ids."""
     size = min(len(one), len(other))
     return int(np.argmin([*(one[:size] == other[:size]), False]))
@@ -585,7 +585,8 @@ def mask_of(rendered: RenderedChat, offsets: Ids) -> Ids:
     generated = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         generated[start + 1 : end + 1] = 1
-    # Number of generated characters before each character; the difference at a token's two ends is its own number.
+    # before[i] is the number of generated characters among the first i characters. Example: for the span (2, 5),
+    # before is 0, 0, 0, 1, 2, 3, 3; the token of the characters 4..5 contains before[6] - before[4] = 1 of them.
     before = np.cumsum(generated)
     return (before[offsets[:, 1]] > before[offsets[:, 0]]).astype(np.int64)
 
@@ -608,7 +609,7 @@ _Side = Literal["right", "left"]
 _ANSWERS = ("chosen", "rejected")
 
 
-class _OfChats:
+class _ChatRecipe:
     """Base class of recipes for chats."""
 
     template: ChatTemplate
@@ -627,7 +628,9 @@ class _OfChats:
         return {name: JSON for name in (self.messages, self.tools) if name is not None}
 
     def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
-        """Return the truncated ids and masks of the chats that have a trained token, and the indices of these chats."""
+        """Return the truncated ids and masks of the chats that have a generated token, and whether each chat has one,
+        bool ``[chats]``.
+        """
         chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
         rendered = each(
             lambda chat: render_chat(
@@ -645,7 +648,7 @@ class _OfChats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chats(_OfChats, PaddedRecipe):
+class Chats(_ChatRecipe, PaddedRecipe):
     """Converts every chat to a row of fixed length, with the mask of the tokens that an assistant generated.
 
     A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values equal the
@@ -686,11 +689,11 @@ class Chats(_OfChats, PaddedRecipe):
     _lists = ("input_ids", "attention_mask", "assistant_masks")
 
     def __post_init__(self) -> None:
-        _OfChats.__post_init__(self)
+        _ChatRecipe.__post_init__(self)
         PaddedRecipe.__post_init__(self)
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Return a row for each chat with a trained token."""
+        """Return a row for each chat with a generated token."""
         ids, masks, trained = self._encoded(texts, encode)
         made = padded(ids, self.max_length, self._padding(encode), self.padding_side)
         made.append(_masks(masks, self.max_length, self.padding_side))
@@ -698,7 +701,7 @@ class Chats(_OfChats, PaddedRecipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatTokens(_OfChats):
+class ChatTokens(_ChatRecipe):
     """Converts each token of a chat to a row, and each chat to an episode, for batches of windows or of packed chats.
 
     ``input_ids`` is the token, ``assistant_masks`` is 1 if an assistant generated the token, and ``done`` is 1 at the
@@ -735,7 +738,7 @@ class ChatTokens(_OfChats):
         return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
-        """Return a row for each token of the chats with a trained token."""
+        """Return a row for each token of the chats with a generated token."""
         ids, masks, _ = self._encoded(texts, encode)
         flat, lengths = flat_of(ids)
         mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
@@ -795,14 +798,14 @@ class Preferences(PaddedRecipe):
         names = (self.prompt, self.chosen, self.rejected, self.tools)
         given = [values_of(texts, name) for name in names[:3]]
         given.append(values_of(texts, self.tools, may_be_none=True))
-        said = each(self._texts, zip(*given, strict=True))
-        tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in said for text in three])])
+        triples = each(self._texts, zip(*given, strict=True))
+        tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in triples for text in three])])
         pairs = [preference_of(three) for three in zip(tokens, tokens, tokens, strict=True)]
         pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
         ids = [[np.concatenate([one["prompt_ids"], one[f"{side}_ids"]])[cut] for one in pairs] for side in _ANSWERS]
         differ = [not np.array_equal(chosen, rejected) for chosen, rejected in zip(*ids, strict=True)]
-        said_both = [bool(len(one["chosen_ids"]) and len(one["rejected_ids"])) for one in pairs]
-        wanted = pa.array(np.logical_and(differ, said_both), pa.bool_())
+        both_answer = [bool(len(one["chosen_ids"]) and len(one["rejected_ids"])) for one in pairs]
+        wanted = pa.array(np.logical_and(differ, both_answer), pa.bool_())
         made: list[pa.Array] = []
         for side, of_side in zip(_ANSWERS, ids, strict=True):
             lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
