@@ -1,8 +1,10 @@
 """Stores in folders: what was written is what is read, by whomever, and one process writes."""
 
 import errno
+import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, formats
 from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError
+from mouse_core.files.checksum import json_with_digest
 from mouse_core.files.writing import sync_folders
 from mouse_core.store.disk import folder as folder_module
 from mouse_core.store.disk.checking import check_store, repair
@@ -320,6 +323,18 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     for mode in ("r", "a"):
         with pytest.raises(DataError, match="version 1 at most, found version 3, which a newer mouse-data wrote"):
             DatasetStore.open(folder, mode)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
+def test_a_version_is_a_positive_integer(folder: Path, version: Any) -> None:
+    DatasetStore.open(folder, "a").close()
+    (folder / "manifest.json.copy").unlink(missing_ok=True)
+    file = folder / "manifest.json"
+    content = {name: value for name, value in json.loads(file.read_text()).items() if name != "digest"}
+    content["mouse_store"]["format"] = version
+    file.write_bytes(json_with_digest(content))
+    with pytest.raises(DataError, match=rf"manifest\.json: expected version 1, found {re.escape(repr(version))}"):
+        DatasetStore.open(folder)
 
 
 def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> None:

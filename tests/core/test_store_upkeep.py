@@ -178,6 +178,10 @@ def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Pat
             assert 0.7 * 800 <= len(found) <= 800
         else:
             assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.arrow")) <= limit["max_bytes"]
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        assert (len(store), store.written) == (len(found), rows)
+        store.extend(rows_of("numbers", rows, 1))
+        assert numbers_in(store) == range(found.start, rows + 1)
 
 
 @pytest.mark.parametrize(
