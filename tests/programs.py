@@ -7,6 +7,7 @@ the interpreter's exit.
 """
 
 import atexit
+import itertools
 import json
 import os
 import select
@@ -21,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# The interpreter that is forked. A request is a line of JSON, which may come with files; the answer is a number: of a
-# child that runs a program with these files, or how a child ended, 999 if it has not.
+# The interpreter that is forked. A request is a line of JSON with a number, which may come with files; the answer repeats
+# this number, and has another: of a child that runs a program with these files, or how a child ended, 999 if it has not.
 SERVER = """
 import gc, json, os, socket, sys, types, warnings
 preload, asked = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
@@ -30,23 +31,29 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     exec(preload, {})
 gc.freeze()
+codes = {}
 while True:
     line, files, _, _ = socket.recv_fds(asked, 1 << 20, 3)
     if not line:
         os._exit(0)
     request = json.loads(line)
     if "ended" in request:
-        ended, status = os.waitpid(request["ended"], os.WNOHANG if request["now"] else 0)
-        answer = os.waitstatus_to_exitcode(status) if ended else 999
+        child = request["ended"]
+        if child not in codes:  # an interrupted process asks again
+            ended, status = os.waitpid(child, os.WNOHANG if request["now"] else 0)
+            if ended:
+                codes[child] = os.waitstatus_to_exitcode(status)
+        answer = codes.get(child, 999)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # threads of the libraries that wait for work
             answer = os.fork()
         if not answer:
             break
+        codes.pop(answer, None)
         for file in files:
             os.close(file)
-    asked.send(b"%d" % answer)
+    asked.send(b"%d %d" % (request["number"], answer))
 asked.close()
 for number, file in enumerate(files):
     os.dup2(file, number)
@@ -75,7 +82,7 @@ class Interpreter:
 
     def __init__(self, preload: str, environment: Mapping[str, str] | None = None) -> None:
         self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock, self.owner = threading.Lock(), os.getpid()
+        self._lock, self.owner, self._numbers = threading.Lock(), os.getpid(), itertools.count()
         # Programs of a second or two of arithmetic, several side by side: threads of one that wait for each other by
         # spinning hold up all others, and made one of 8 seconds take minutes. Read once, as the library is loaded.
         known = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"} if environment is None else environment
@@ -85,10 +92,13 @@ class Interpreter:
 
     def _ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> int:
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-            answer = self._socket.recv(64)
-        assert answer, "the interpreter that is forked has ended"
-        return int(answer)
+            number = next(self._numbers)
+            socket.send_fds(self._socket, [json.dumps({**request, "number": number}).encode()], files)
+            while answer := self._socket.recv(64):
+                asked, value = map(int, answer.split())
+                if asked == number:  # and not the answer to a request that was interrupted
+                    return value
+        raise AssertionError("the interpreter that is forked has ended")
 
     def fork(self, arguments: Sequence[str], files: Sequence[int], **options: Any) -> int:
         """The number of a process that runs a program.
