@@ -22,8 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# The interpreter that is forked. A request is a line of JSON with a number, which may come with files; the answer repeats
-# this number, and has another: of a child that runs a program with these files, or how a child ended, 999 if it has not.
+# The interpreter that is forked. A request is a line of JSON with a number, which may come with files. The answer
+# repeats this number, and has another: of a child that runs a program with these files, or how a child ended, 999 if it
+# has not.
 SERVER = """
 import gc, json, os, socket, sys, types, warnings
 preload, asked = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
