@@ -41,7 +41,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -50,13 +50,15 @@ from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mouse_core import ConfigError, DatasetStore, StateError, StorageError
 from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import encoded
-from mouse_core.files import locking
+from mouse_core.files import locking, writing
 from mouse_core.files.log import Log, follow_log, read_log
+from mouse_core.groups import stored, waiting
 from mouse_core.remote.mirror import Mirror, MirrorObject
 from mouse_core.replay import MemmapStorage
 from tests.core import groups_crash, store_crash
@@ -99,13 +101,60 @@ class Plan:
     looks: frozenset[int]
 
 
+class Start:
+    """The number of the machine's start, in the place of a file of the system.
+
+    Args:
+        total: Shared between processes; the third number is the number of the start.
+    """
+
+    def __init__(self, total: NDArray[np.int64]) -> None:
+        self._total = total
+
+    def read_text(self) -> str:
+        """Return the number as the system writes it."""
+        return f"{self._total[2]:015x}"
+
+
+class Pool(ThreadPoolExecutor):
+    """A pool without threads, whose calls are made at once, in an order that a seed chooses.
+
+    A life then depends less on the system's scheduler, and starts no threads, which take longer than the calls.
+    """
+
+    rng = random.Random(0)
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future = Future[Any]()
+        try:
+            future.set_result(call(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def map(self, call: Callable[..., Any], *iterables: Any, **options: Any) -> Iterator[Any]:
+        calls = list(zip(*iterables, strict=False))
+        futures = {at: self.submit(call, *calls[at]) for at in self.rng.sample(range(len(calls)), len(calls))}
+        return (futures[at].result() for at in range(len(calls)))
+
+
+def prepare(total: NDArray[np.int64], seed: int) -> None:
+    """Let this process read the number of the machine's start from ``total``, and use no pools of threads."""
+    locking._BOOT = Start(total)
+    Pool.rng = random.Random(seed)
+    for module in (writing, stored, waiting):
+        module.ThreadPoolExecutor = Pool
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
 class System:
     """The calls of ``os`` of a process, with the faults of a plan.
 
     Args:
         plan: The faults.
         root: The folder whose files a power cut hits.
-        total: Shared between processes: how many operations there were in all lives, and how many faults.
+        total: Shared between processes: the numbers of operations and of faults, and of the machine's start.
         look: Lets the other process look; None: looks are only noted in ``is_due``.
         trace: Takes a line for each call; None: nobody asks.
     """
@@ -714,34 +763,50 @@ def plan_of(rng: random.Random, faults_of_kind: Sequence[str]) -> Plan:
 
 
 class OtherProcess:
-    """A process that looks at the folder of a world while a life goes on, and then checks it; made before the first.
+    """A process that looks at the folder of a world while a life goes on, and then checks it.
+
+    The process serves one world after another, because a fork takes as long as the checks of a small world.
 
     Args:
-        world: The world.
-        base: The folder with the world's folder, with what the life said, and with the number of the machine's start.
+        total: Shared with the lives: the numbers of operations, of faults and of the machine's start.
     """
 
-    def __init__(self, world: World, base: Path) -> None:
-        self._world, self._base, self._folder = world, base, base / "root" / "it"
+    def __init__(self, total: NDArray[np.int64]) -> None:
         (self._asked, self._ask), (self._told, self._tell) = os.pipe(), os.pipe()
+        self.total, self._base, self._world = total, Path(), World({})
         self._pid = forked(self._work)
         os.close(self._asked)
         os.close(self._tell)
 
+    def begin(self, kind: str, world: World, base: Path) -> None:
+        """Serve another world from now on.
+
+        Args:
+            kind: A key of ``KINDS``.
+            world: The world.
+            base: The folder with the world's folder and with what a life said.
+        """
+        self._base = base
+        self.looks()("n", json.dumps([kind, asdict(world), str(base)]))
+
     def _work(self) -> None:
-        locking._BOOT = self._base / "boot"
+        prepare(self.total, 0)
         os.close(self._ask)
         os.close(self._told)
         look = None
         while asked := os.read(self._asked, 16):
             signal.alarm(SECONDS)
             what = asked[-1:]
-            if what == b"r":
-                look = look or self._world.reader(self._folder)
+            if what == b"n":
+                look = None
+                kind, values, base = json.loads(os.read(self._asked, 1 << 16))
+                self._world, self._base = KINDS[kind](**values), Path(base)
+            elif what == b"r":
+                look = look or self._world.reader(self._base / "root" / "it")
                 look()
             elif what == b"w":
                 with suppress(ConfigError):
-                    self._world.writer(self._folder)
+                    self._world.writer(self._base / "root" / "it")
                     raise AssertionError("two processes have the folder open to write")
             else:
                 look = None
@@ -753,7 +818,7 @@ class OtherProcess:
     def _check(self, *, cut: bool) -> None:
         lines = [json.loads(line) for line in (self._base / "said").read_text().splitlines()]
         try:
-            found = {"known": self._world.check(self._folder, lines, cut=cut)}
+            found = {"known": self._world.check(self._base / "root" / "it", lines, cut=cut)}
         except BaseException as error:
             (self._base / "known").write_text(json.dumps({"fault": f"{type(error).__name__}: {error}"}))
             raise
@@ -778,18 +843,18 @@ class OtherProcess:
         return json.loads(known.read_text())["known"]
 
     def looks(self) -> Callable[..., None]:
-        """Return the function with which a life lets this process look ("r"), or try to write ("w"), and waits for it.
+        """Return the function that asks the process to look ("r") or to try to write ("w"), and waits for the answer.
 
         Raises:
             AssertionError: This process died.
         """
         write, read, life, count = os.write, os.read, b"%8d" % os.getpid(), itertools.count()
 
-        def look(what: str = "r") -> None:
+        def look(what: str = "r", content: str = "") -> None:
             asked = life + b"%7d" % next(count) + what.encode()
             answer = b""
             with suppress(BrokenPipeError):
-                write(self._ask, asked)
+                write(self._ask, asked + content.encode())
                 # A life that was killed by another thread while it waited has left an answer.
                 while (answer := read(self._told, 16)) not in (asked, b""):
                     pass
@@ -802,6 +867,22 @@ class OtherProcess:
         os.close(self._ask)
         os.close(self._told)
         os.waitpid(self._pid, 0)
+
+
+_others = list[OtherProcess]()
+
+
+def other_process() -> OtherProcess:
+    """Return the other process of this process; start it if there is none."""
+    if not _others:
+        _others.append(OtherProcess(np.frombuffer(mmap.mmap(-1, 24), np.int64)))
+    return _others[0]
+
+
+def end_other_process() -> None:
+    """End the other process of this process, if there is one."""
+    while _others:
+        _others.pop().end()
 
 
 def live(
@@ -855,15 +936,17 @@ def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS
     kind = kind or share
     world = KINDS[kind].drawn(rng)
     base = Path(tempfile.mkdtemp(prefix="world-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    boot, root = base / "boot", base / "root"
+    root = base / "root"
     (root / "it").mkdir(parents=True)
-    boot.write_text(f"{1:015x}")
-    total = np.frombuffer(mmap.mmap(-1, 16), np.int64)
-    other = OtherProcess(world, base)
+    other = other_process()
+    total, is_broken = other.total, True
+    total[:] = 0, 0, 1
     try:
+        other.begin(kind, world, base)
         for at in itertools.count():
             left = int(operations - total[0])
             if left <= 0 and total[1]:
+                is_broken = False
                 return ""
             plan, most = plan_of(rng, world.FAULTS), min(LIFE, left) if left > 0 else LIFE
             if trace:
@@ -871,7 +954,7 @@ def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS
 
             def work(world: World = world, plan: Plan = plan, most: int = most) -> None:
                 signal.alarm(SECONDS)
-                locking._BOOT = boot
+                prepare(total, plan.seed)
                 live(world, base, plan, other.looks(), total, most, trace=trace)
 
             code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
@@ -880,14 +963,15 @@ def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS
             if code == CUT:
                 shutil.rmtree(root)
                 (base / "cut").rename(root)
-                boot.write_text(f"{at + 2:015x}")
+                total[2] += 1
             try:
                 world = replace(world, known=other.check(cut=code == CUT))
             except AssertionError as error:
                 return f"life {at}: {error}"
         raise AssertionError
     finally:
-        other.end()
+        if is_broken:
+            end_other_process()  # the other process has ended, or waits in the middle of a call
         shutil.rmtree(base, ignore_errors=True)
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulate import KINDS, fault_of, warm
+from tests.simulate import KINDS, end_other_process, fault_of, warm
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> Iterator[None]:
     warm()
     yield
+    end_other_process()
     gc.unfreeze()
     gc.enable()
 
