@@ -5,8 +5,9 @@ expression of each (a comparison, a sign, a number, a condition, a call that is 
 default lane on a copy of the checkout: first the files near the module, then all others, until one fails. A
 mutation that survives is printed with its line; either a test is missing, or the change alters no behaviour.
 
-``python -m tests.mutate --planted --seconds 30`` instead plants each fault of ``PLANTED`` in durable code, and counts
-how many of them the worlds of ``tests.simulate`` find.
+``python -m tests.mutate --planted`` instead plants each fault of ``PLANTED`` in durable code, and counts how many of
+them the worlds of ``tests.simulate`` find within ten minutes. The faults take turns, and each turn of a fault runs
+twice as many worlds as the turn before, until a world has found the fault.
 """
 
 import argparse
@@ -16,13 +17,17 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +148,10 @@ PLANTED = [
     ("replay/storages/memmap", "            self._head.journal = True\n", ""),
     ("remote/mirror/table", "        self.check[blocks] = np.where(came, checks[mine], self.check[blocks])\n", ""),
 ]
+FOLDERS = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where the copies with planted faults and the folders of their worlds are; None: the folder for temporary files."""
+FIRST_WORLDS = 40
+"""Worlds of the first turn of a planted fault."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -297,13 +306,69 @@ def killer_of(one: Mutation, *, near: bool) -> str | None:
     return None
 
 
-def broken_world(one: Mutation, *, seconds: float, seed: int) -> str | None:
-    """Return the broken promise that simulated worlds find within some seconds with a mutation; None if none."""
-    with _planted_in_copy(one) as run:
-        wanted = ["--seed", str(seed), "--worlds", "1000000", "--seconds", str(seconds), "--first"]
-        ran = run("tests.simulate", *wanted)
-    found = json.loads(ran.stdout.splitlines()[-1]) if ran.stdout else {"error": ran.stderr[-300:]}
-    return None if ran.returncode == 0 else str(found)
+class PlantedFault:
+    """A fault of ``PLANTED`` in a copy of the core, and how far simulated worlds have searched for the fault.
+
+    Args:
+        number: The index in ``PLANTED``.
+        one: The fault.
+        folder: An empty folder for the copy.
+        seed: The seed of the first world.
+    """
+
+    def __init__(self, number: int, one: Mutation, folder: Path, seed: int) -> None:
+        self.number, self.one, self.found_by = number, one, ""
+        self.worlds, self.seconds = 0, 0.0
+        self._folder, self._seed, self._next_worlds = folder, seed, FIRST_WORLDS
+        # The compiled modules are copied, too; only the changed module is compiled again.
+        shutil.copytree(ROOT / "mouse_core", folder / "mouse_core")
+        (folder / "tests").symlink_to(ROOT / "tests")
+        (folder / one.path).write_text(one.source, encoding="utf-8")
+
+    def run(self, seconds: float) -> None:
+        """Run the worlds of one turn, for at most ``seconds`` seconds."""
+        began, words = time.monotonic(), ["--seed", str(self._seed + self.worlds), "--worlds", str(self._next_worlds)]
+        environment = os.environ | {"PYTHONPATH": str(self._folder), "TMPDIR": str(self._folder)}
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.simulate", *words, "--first"],
+            cwd=self._folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, errors = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+            else:
+                found = json.loads(out.splitlines()[-1]) if out else {"worlds": 0, "first": f"error {errors[-300:]!r}"}
+                self.worlds, self.found_by = self.worlds + found["worlds"], found["first"]
+                self._next_worlds *= 2
+        self.seconds += time.monotonic() - began
+
+
+def search(mutants: Sequence[Mutation], *, jobs: int, seconds: float, seed: int) -> list[PlantedFault]:
+    """Run simulated worlds with each planted fault in turn until all are found or the time is over."""
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="mouse-planted-", dir=FOLDERS) as folder:
+        faults = [PlantedFault(number, one, Path(folder) / str(number), seed) for number, one in enumerate(mutants)]
+        turns = deque(faults)
+
+        def work() -> None:
+            while turns and (left := end - time.monotonic()) > 0:
+                with suppress(IndexError):  # another thread took the last fault
+                    fault = turns.popleft()
+                    fault.run(left)
+                    if not fault.found_by:
+                        turns.append(fault)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for future in [pool.submit(work) for _ in range(jobs)]:
+                future.result()
+    return faults
 
 
 def main() -> int:
@@ -315,20 +380,23 @@ def main() -> int:
     parser.add_argument("--only", help="try mutations of paths with this text alone")
     parser.add_argument("--near", action="store_true", help="run only the test files near the module")
     parser.add_argument("--planted", action="store_true", help="run simulated worlds with the faults of PLANTED")
-    parser.add_argument("--seconds", type=float, default=30.0, help="with --planted: time for each fault")
+    parser.add_argument("--seconds", type=float, default=600.0, help="with --planted: time for all faults")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
     drawn_ones = planted() if options.planted else drawn(options.seed, options.count)
     chosen = [one for one in drawn_ones if options.only is None or options.only in one.path]
+    if options.planted and not options.list:
+        faults = search(chosen, jobs=options.jobs, seconds=options.seconds, seed=options.seed)
+        for fault in faults:
+            place = f"{fault.one.path.removeprefix('mouse_core/')}:{fault.one.line}"
+            verdict = fault.found_by or "NOT FOUND"
+            print(f"{fault.number:3} {place:32} {fault.worlds:5} worlds {fault.seconds:4.0f} s  {verdict:.110}")
+        found = sum(bool(fault.found_by) for fault in faults)
+        print(f"{found} of {len(faults)} found")
+        return len(faults) - found
     survivors = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-
-        def killer(one: Mutation) -> str | None:
-            if options.planted:
-                return broken_world(one, seconds=options.seconds, seed=options.seed)
-            return killer_of(one, near=options.near)
-
-        killers = [None] * len(chosen) if options.list else pool.map(killer, chosen)
+        killers = [None] * len(chosen) if options.list else pool.map(partial(killer_of, near=options.near), chosen)
         for number, (one, by) in enumerate(zip(chosen, killers, strict=True)):
             verdict = "" if options.list else f"killed by {by}" if by else "SURVIVED"
             print(f"{number:3} {one.path}:{one.line}: {one.before!r:.70} -> {one.after!r:.70} {verdict}", flush=True)

@@ -10,6 +10,7 @@ first process go wrong:
     power         the power is cut: of the bytes and names that were not synced, some are lost, torn or out of order
     full          the disk is full for some calls
     error         the call fails with EIO
+    unsynced      the next sync of a file or folder fails with EIO
     short         a write writes half of its bytes, as after a signal
 
 The clock jumps, and messages to a shared store are lost, doubled and delayed. When the first process ends, the second
@@ -71,7 +72,8 @@ from tests.core.power_cut import Disk, write_tree
 WRITES = ("write", "pwrite")
 GROWS = ("write", "open", "mkdir", "posix_fallocate", "link")
 CALLS = (*GROWS, "pwrite", "ftruncate", "fsync", "fdatasync", "replace", "rename", "unlink", "rmdir")
-FAULTS = ("kill", "half", "stop", "power", "power", "full", "error", "short")
+SYNCS = ("fsync", "fdatasync")
+FAULTS = ("kill", "half", "stop", "power", "power", "full", "error", "unsynced", "short")
 """A power cut is twice as likely, since it is where most mistakes show."""
 KILLED, CUT = 9, 10
 """How a life ends that a fault ended."""
@@ -79,9 +81,11 @@ OPERATIONS = 200
 """Operations of a world at least."""
 LIFE = 200
 """Operations of a life without a deadly fault."""
-SECONDS = 60
+SECONDS = 30
 BLOCK = 20
 """Worlds that a process runs before it reports."""
+FOLDERS = "/dev/shm" if "TMPDIR" not in os.environ and os.path.isdir("/dev/shm") else None
+"""Where the folders of worlds are: in memory if possible; None: the folder for temporary files."""
 FULL_FOR = 12
 """Calls for which a disk is full."""
 
@@ -209,6 +213,8 @@ class System:
         """Whether a fault can strike a call."""
         if fault in ("half", "short"):
             return name in WRITES and len(arguments[1]) > 1
+        if fault == "unsynced":
+            return name in SYNCS
         return fault != "full" or self._grows(name, arguments)
 
     def _grows(self, name: str, arguments: tuple[Any, ...]) -> bool:
@@ -258,12 +264,12 @@ class System:
             self.full_until = self.count + FULL_FOR
         if self.count < self.full_until and self._grows(name, arguments):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if fault == "error":
+        if fault in ("error", "unsynced"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if fault == "short":
             return half()
         done = call(*arguments, **options)
-        if name in ("fsync", "fdatasync") and self.disk:
+        if name in SYNCS and self.disk:
             self.disk.sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
         return done
 
@@ -338,12 +344,13 @@ class OfLog(World):
                 try:
                     log.append(self.record(number), sync=sync)
                 except StorageError as error:
-                    if (
-                        error.__cause__ and not error.__cause__.__context__
-                    ):  # not two errors, of which one kept the cut off
-                        found = self._numbers(read_log(folder / "log")).stop
-                        assert found in (0, number), f"after an error the log is changed: {found}, before {number}"
-                    raise
+                    if error.__cause__ is None or error.__cause__.__context__:
+                        raise  # a second error, which kept the log from being cut
+                    found = self._numbers(read_log(folder / "log")).stop
+                    assert found in (0, number), f"after an error the log is changed: {found}, before {number}"
+                    if rng.random() < 0.5:
+                        raise
+                    continue
                 number += 1
                 say("appended", number, sync)
             elif what == "rewrite":
@@ -421,6 +428,9 @@ class OfStore(World):
             yield program.store is not None and not program.closing
             try:
                 program.call()
+            except StorageError:
+                if rng.random() < 0.5:
+                    raise  # else the same store goes on
             finally:  # after an error and a clear, the next program cannot read the next number from the store
                 self.known["begun"] = max(self.known["begun"], program.following)
 
@@ -558,16 +568,17 @@ class OfMemmap(World):
 
     CAPACITY = 37
     LOCKS = True
+    START: ClassVar = {"written": [0], "flushed": 0, "offset": 0}
 
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
-        return cls({"sync": rng.choice(("none", "flush", "append"))}, {"written": [0], "flushed": 0, "offset": 0})
+        return cls({"sync": rng.choice(("none", "flush", "append"))}, cls.START | {"versions": []})
 
     @staticmethod
-    def rows(first: int, count: int) -> dict[str, Any]:
+    def rows(first: int, count: int, version: int = 0) -> dict[str, Any]:
         number = np.arange(first, first + count)
-        texts = [f"{n} " * (n % 6) for n in number.tolist()]
-        return {"a": number, "b": np.stack([number * 0.5, number * 2.0], 1), "text": texts}
+        texts = [f"{n} " * ((n + version) % 6) for n in number.tolist()]
+        return {"a": number, "b": np.stack([number * 0.5 + version, number * 2.0], 1), "text": texts}
 
     def _opened(self, folder: Path) -> MemmapStorage:
         return MemmapStorage(self.CAPACITY, folder, **self.options)
@@ -585,9 +596,11 @@ class OfMemmap(World):
                 say("written", storage.written + offset)
             elif what == "put" and len(storage):
                 slots = np.unique([rng.randrange(len(storage)) for _ in range(3)])
-                numbers = storage.read("a", slots)
-                rows = [self.rows(int(number), 1) for number in numbers]
-                storage.put(slots, {name: [*map(lambda row: row[name][0], rows)] for name in ("a", "b", "text")})  # noqa: C417
+                numbers, version = storage.read("a", slots).tolist(), rng.randrange(1, 100)
+                rows = [self.rows(number, 1, version) for number in numbers]
+                say("puts", numbers, version)
+                storage.put(slots, {name: [row[name][0] for row in rows] for name in ("a", "b", "text")})
+                say("put", numbers, version)
             elif what == "flush":
                 storage.flush()
                 say("flushed", written)
@@ -599,7 +612,13 @@ class OfMemmap(World):
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
         possible, flushed = set(self.known["written"]), self.known["flushed"]
         begun = max(possible)
-        for what, value in said:
+        versions = {number: {version} for number, version in self.known["versions"]}
+        for what, value, *more in said:
+            if what in ("puts", "put"):
+                for number in value:
+                    before = versions.get(number, {0}) if what == "puts" else set[int]()
+                    versions[number] = before | set(more)
+                continue
             if what == "flushed" or (what == "written" and self.options["sync"] == "append"):
                 flushed = value
             if what != "flushed":
@@ -608,14 +627,17 @@ class OfMemmap(World):
         promised = flushed if self.options["sync"] != "none" else 0
         try:
             storage = self._opened(folder)
-            numbers = self._look(storage)
+            there = self._look(storage)
         except StateError as error:
             if promised or not cut:
                 raise AssertionError(f"lost: {promised} rows were synced") from error
             shutil.rmtree(folder)
-            return {"written": [0], "flushed": 0, "offset": 0}
-        written = storage.written
+            return self.START | {"versions": []}
+        written, numbers = storage.written, range(min(there, default=0), max(there, default=-1) + 1)
         storage.close()
+        for number, version in there.items():
+            is_known = version in versions.get(number, {0}) or cut  # of puts, a power cut leaves any
+            assert is_known, f"lost: row {number} has version {version}, not {versions.get(number, 0)}"
         if cut:
             # Later rows took the places of the oldest rows.
             least = range(max(0, begun - self.CAPACITY), promised)
@@ -626,7 +648,8 @@ class OfMemmap(World):
             assert stop in possible, f"lost: {stop} of {possible}"
             assert numbers == range(stop - min(written, self.CAPACITY), stop), f"lost: {numbers} of {stop}"
         stop = numbers.stop if numbers else written
-        return {"written": [stop], "flushed": stop, "offset": stop - written}
+        known = [[number, version] for number, version in there.items() if version]
+        return {"written": [stop], "flushed": stop, "offset": stop - written, "versions": known}
 
     def reader(self, folder: Path) -> Callable[[], None]:
         storage: MemmapStorage | None = None
@@ -640,17 +663,20 @@ class OfMemmap(World):
 
         return look
 
-    def _look(self, storage: MemmapStorage) -> range:
+    def _look(self, storage: MemmapStorage) -> dict[int, int]:
+        """Return the versions of the rows by number; each row is as it was written."""
         with storage.lock():
             rows = storage.get(np.arange(len(storage))) if len(storage) else {"a": []}
         numbers = np.asarray(rows["a"]).tolist()
         first = min(numbers, default=0)
         assert sorted(numbers) == [*range(first, first + len(numbers))], f"torn: {numbers}"
+        found = {}
         for at, number in enumerate(numbers):
-            wanted = self.rows(number, 1)
-            assert rows["b"][at].tolist() == wanted["b"][0].tolist(), f"torn: row {number}"
-            assert rows["text"][at] == wanted["text"][0], f"torn: row {number}"
-        return range(first, first + len(numbers))
+            half, double = rows["b"][at].tolist()
+            found[number] = version = int(half - number * 0.5)
+            assert (half, double) == (number * 0.5 + version, number * 2), f"torn: row {number}"
+            assert rows["text"][at] == f"{number} " * ((number + version) % 6), f"torn: row {number}"
+        return found
 
 
 class OfCache(World):
@@ -689,6 +715,12 @@ class OfCache(World):
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
         rng = random.Random(len(said))
+        if not self.known:
+            mirror, objects, there = self._opened(folder)
+            for _ in range(9):
+                self._look(objects, there, rng)
+            assert not mirror.counters()["damaged"], "torn: the cache has other checksums than bytes"
+            mirror.close()
         for path in folder.glob("*/bytes"):
             with path.open("r+b") as file:
                 for _ in range(9):
@@ -698,7 +730,7 @@ class OfCache(World):
         for _ in range(9):
             self._look(objects, there, rng)
         mirror.close()
-        return {}
+        return {"is_damaged": True}
 
     def reader(self, folder: Path) -> Callable[[], None]:
         _, objects, there = self._opened(folder)
@@ -732,7 +764,15 @@ class OfRollouts(World):
                 # Rollouts in order, and one of those before again; behind the last one all are there.
                 numbers = list(range(following, min(following + rng.randint(1, 6), most)))
                 numbers += [rng.randrange(min(following + 1, most))]
-                say(what, groups_crash.act(buffer, what, numbers))
+                before = [uid in buffer for uid in self.ROLLOUTS]
+                try:
+                    say(what, groups_crash.act(buffer, what, numbers))
+                except StorageError:
+                    if rng.random() < 0.5:
+                        buffer.close()
+                        buffer = groups_crash.opened(folder, sync=True)
+                    assert before == [uid in buffer for uid in self.ROLLOUTS], "after an error rollouts are there"
+                    continue
                 following = max(following, max(numbers) + 1)
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
@@ -927,6 +967,9 @@ def live(
             if trace:
                 note(str(error))
         gc.collect()  # the same process goes on with another object; the failed one is not closed, but it is gone
+        look()
+        if chance.random() < 0.3:
+            return  # as a program that an error ends
 
 
 def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS, trace: bool = False) -> str:
@@ -935,7 +978,7 @@ def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS
     share = rng.choice(SHARES)
     kind = kind or share
     world = KINDS[kind].drawn(rng)
-    base = Path(tempfile.mkdtemp(prefix="world-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    base = Path(tempfile.mkdtemp(prefix="world-", dir=FOLDERS))
     root = base / "root"
     (root / "it").mkdir(parents=True)
     other = other_process()
@@ -987,7 +1030,7 @@ def shortened(seed: int, *, kind: str | None, operations: int) -> int:
 def warm() -> None:
     """Do what is slow the first time before the first fork."""
     warnings.simplefilter("ignore")
-    signal.alarm(5 * SECONDS)
+    signal.alarm(2 * SECONDS)
     for name, kind in KINDS.items():
         base = Path(tempfile.mkdtemp(prefix=f"world-{name}-"))
         (base / "it").mkdir()
@@ -1058,7 +1101,8 @@ def main() -> int:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     counts = Counter(fault.split(":")[1].strip()[:40] for _, fault in found)
-    print(json.dumps({"worlds": done, "broken": [seed for seed, _ in found], "faults": counts}))
+    first = f"{found[0][0]}: {found[0][1]}" if found else ""
+    print(json.dumps({"worlds": done, "broken": [seed for seed, _ in found], "faults": counts, "first": first}))
     return bool(found)
 
 
