@@ -1,5 +1,7 @@
 """Storages of replay buffers: the suite, what only some of ours do, and what mapped rows promise after a crash."""
 
+import errno
+import mmap
 import os
 import random
 import shutil
@@ -14,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mouse_core import ConfigError, DataError, DatasetStore, MouseError, SchemaError, StateError
+from mouse_core import ConfigError, DataError, DatasetStore, MouseError, SchemaError, StateError, StorageError
 from mouse_core.nested import flatten, map_tree
 from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer, Storage
+from mouse_core.replay.storages import memmap
 from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance, example_columns, example_store
 from tests.core.power_cut import Disk
@@ -592,6 +595,49 @@ def test_flush_waits_for_every_file(what: str, tmp_path: Path, monkeypatch: pyte
     storage.flush()
     assert any(name.startswith(what) for name in synced), synced
     assert synced[-1] == "head"  # which says so when all others are there
+
+
+def test_after_a_failed_flush_all_pages_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, sync = set[str](), os.fsync
+
+    class Watched(np.ndarray[Any, Any]):
+        """The bytes of a file, which notes when a view of all its pages is written."""
+
+        name = ""
+
+        def __setitem__(self, place: Any, values: Any) -> None:
+            if isinstance(place, slice) and place == slice(None) and self.strides == (mmap.PAGESIZE,):
+                changed.add(self.name)
+            super().__setitem__(place, values)
+
+        def __array_finalize__(self, other: Any) -> None:
+            self.name = getattr(other, "name", "")
+
+    def watched(path: Path, nbytes: int) -> Any:
+        memory = mapping(path, nbytes).view(Watched)
+        memory.name = path.name
+        return memory
+
+    def failing(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    storage = MemmapStorage(40, tmp_path / "m", sync="flush")
+    storage.append(ragged(0, 10))
+    mapping = memmap.map_file
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(StorageError, match="rows in"):
+            storage.flush()
+    again = MemmapStorage(40, tmp_path / "m", sync="flush")  # as another process does
+    assert len(again) == 10
+    monkeypatch.setattr(memmap, "map_file", watched)
+    monkeypatch.setattr(os, "fsync", sync)
+    again.flush()
+    assert {name.partition("-")[0] for name in changed} == {"rows", "sums", "values"}
+    changed.clear()
+    again.append(ragged(10, 10))
+    again.flush()
+    assert not changed
 
 
 def die_making_files(folder: Path, files: int) -> None:

@@ -62,6 +62,7 @@ _MAGIC = 0x00504D4D53554F4D | ord(str(_FORMAT)) << 56
 _WORDS = 32
 _CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
 _COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
+_FAILED = 28
 _SUMS = (26, 27)  # the checksum of each copy of the counters; its seed is the capacity
 # Largest number of places in addition to the capacity.
 _SPARE_BYTES, _SPARE_ROWS = 1 << 20, 1024
@@ -157,6 +158,9 @@ class Head:
 
     closed = Word(_CLOSED)
     """Whether all rows and this word are on disk, and nothing was written since."""
+
+    failed = Word(_FAILED)
+    """Whether the last sync of the rows failed. The system can then count bytes as written that are not on disk."""
 
     boot = Word(_BOOT)
     """The identity of the machine's boot (start of the system) during which rows were last checked."""
@@ -899,9 +903,19 @@ class MemmapStorage(RowStorage):
     def _sync_rows(self, now: Counters) -> None:
         """Sync the rows to the disk, and then the head."""
         assert self._schema is not None
-        with storing(f"rows in {self.path}"):
-            sync_files([*self._files(self._schema, now)])
-            sync_folders([self.path])
+        files = self._files(self._schema, now)
+        if self._head.failed:
+            for file, size in files.items():
+                pages = map_file(file, size)[:: mmap.PAGESIZE]
+                pages[:] = pages.copy()  # the system writes all pages again
+        try:
+            with storing(f"rows in {self.path}"):
+                sync_files([*files])
+                sync_folders([self.path])
+        except StorageError:
+            self._head.failed = True
+            raise
+        self._head.failed = False
 
     def _sync_head(self) -> None:
         with storing(f"{self.path / 'head'}"):
