@@ -21,21 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy import ndarray
 
+from mouse_core import dtypes
 from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType, column_type, fixed_shape, is_list
 from mouse_core._base.checks import is_text, values_of
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
-from mouse_core.dtypes import (
-    RowError,
-    convert,
-    is_beyond_floats,
-    is_hidden,
-    is_ml_float,
-    largest_of,
-    refuse_hidden,
-    to_numpy,
-    widened,
-)
 from mouse_core.errors import DataError
 from mouse_core.images.pixels import check_image, decode_image, encode_png, image_shape, is_encoded
 from mouse_core.spec import Field
@@ -132,7 +122,7 @@ class TailColumn:
         limits = [of_spec, self.bounds or (-inf, inf)]
         if dtype.kind == "f":
             # Narrow dtypes cannot represent all Python floats, and floats cannot represent all integers beyond 2**53.
-            largest = min(largest_of(dtype), 2.0**53)
+            largest = min(dtypes.largest_of(dtype), 2.0**53)
             limits.append((-largest, largest))
         elif dtype.kind != "b":
             limits.append((int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)))
@@ -166,7 +156,7 @@ def checked(value: Any, column: TailColumn) -> Any:
         return _checked_object(value, column)
     if type(value) is np.ndarray and value.shape == column.shape != () and value.dtype == column.plain_dtype:
         return _checked_numbers(value, column) if column.is_checked else value
-    if is_hidden(value):
+    if dtypes.is_hidden(value):
         if column.nullable:
             return None
         if value is None:
@@ -211,16 +201,16 @@ def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return check(*arguments)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-        raise RowError(row, str(error)) from error
+        raise dtypes.RowError(row, str(error)) from error
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
     """Convert an array of any framework, or a sequence, to NumPy; raise ValueError or TypeError if that fails."""
-    if type(value) is np.ndarray and not is_ml_float(value.dtype):
+    if type(value) is np.ndarray and not dtypes.is_ml_float(value.dtype):
         return value
     try:
         # Arrow lacks bfloat16 and 8-bit floats, but wider dtypes represent all their values
-        return to_numpy(widened(value))
+        return dtypes.to_numpy(dtypes.widened(value))
     except RuntimeError as error:  # for example a tensor with a gradient, or a donated array
         raise TypeError(f"expected numbers, found {type(value).__name__}: {error}") from error
 
@@ -228,7 +218,7 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 def _in_row_shape(value: Any, column: TailColumn) -> npt.NDArray[Any]:
     """Convert a value to an array with the shape of a row."""
     if column.image:
-        refuse_hidden(value)
+        dtypes.refuse_hidden(value)
         pixels = decode_image(value, dtype=column.pixel, image_roots=column.image_roots)
         value = pixels[:, :, 0] if pixels.shape == (*column.shape, 1) else pixels
     array = as_array(value)
@@ -264,10 +254,10 @@ def _checked_numbers(array: npt.NDArray[Any], column: TailColumn) -> npt.NDArray
     if (low, high) != (-inf, inf) and array.size and not (array.min() >= low and array.max() <= high):
         place = int((~((array >= low) & (array <= high))).argmax())
         row = place * len(array) // array.size if array.ndim else 0
-        raise RowError(row, f"expected {column.allowed or f'{low}..{high}'}, found {array.flat[place].item()}")
-    array = convert(array, dtype)
+        raise dtypes.RowError(row, f"expected {column.allowed or f'{low}..{high}'}, found {array.flat[place].item()}")
+    array = dtypes.convert(array, dtype)
     if column.whole:
-        convert(array, np.dtype(np.int64))
+        dtypes.convert(array, np.dtype(np.int64))
     if column.domain is not None:
         _check_domain(array, column)
     return array
@@ -289,21 +279,21 @@ def _check_domain(array: npt.NDArray[Any], column: TailColumn) -> None:
             return
         outside = ~np.atleast_1d(spec.contains_rows(rows))
     except DataError as error:
-        raise RowError(0, str(error)) from error
+        raise dtypes.RowError(0, str(error)) from error
     if outside.any() and column.zeros:
         outside &= array.reshape(len(outside), -1).any(axis=1)
     if outside.any():
         row = int(outside.argmax())
-        raise RowError(row, str(spec.why_not_numbers(rows[row] if of_row else rows)))
+        raise dtypes.RowError(row, str(spec.why_not_numbers(rows[row] if of_row else rows)))
 
 
 def _checked_object(value: Any, column: TailColumn) -> Any:
     """Check a value that is stored as a Python object; see ``checked``."""
-    if is_hidden(value):
+    if dtypes.is_hidden(value):
         if not column.nullable:
             raise ValueError("expected a value, found None")
         return None
-    refuse_hidden(value)
+    dtypes.refuse_hidden(value)
     if column.kind.kind == "image" and not column.any_bytes:
         item = value if isinstance(value, bytes | Mapping) else encode_png(value, dtype=column.pixel)
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
@@ -350,7 +340,7 @@ def fitter(data_type: pa.DataType) -> Callable[[Any], Any]:
     return partial(_fit_other, data_type, _PYTHON_TYPES.get(data_type, object))
 
 
-_REFUSED = (ValueError, TypeError, RowError, OverflowError, pa.ArrowException)
+_REFUSED = (ValueError, TypeError, dtypes.RowError, OverflowError, pa.ArrowException)
 
 
 def _fitter_of(field: pa.Field) -> Callable[[Any], Any]:
@@ -358,7 +348,7 @@ def _fitter_of(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _fit_child(fit: Callable[[Any], Any], nullable: bool, value: Any) -> Any:
-    if not is_hidden(value):
+    if not dtypes.is_hidden(value):
         return fit(value)
     if not nullable:
         raise ValueError("expected a value, found None")
@@ -409,7 +399,7 @@ def _numbers(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     dtype = np.dtype(name)
     if array.size and (array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f")):
         raise TypeError(f"expected {dtype}, found {array.dtype}")
-    return convert(array, dtype)
+    return dtypes.convert(array, dtype)
 
 
 def _check_object_domain(value: Any, column: TailColumn) -> None:
@@ -442,7 +432,7 @@ def holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 def is_empty(value: Any) -> bool:
     """Return whether a value contains no type information: a null, or a list that contains only nulls or nothing, at
     any depth, such as ``[]`` or ``[None]``."""
-    return is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
+    return dtypes.is_hidden(value) or (isinstance(value, list | tuple) and all(map(is_empty, value)))
 
 
 # ---------------------------------------------------------------------- the first value
@@ -470,7 +460,7 @@ def tail_column(
     Raises:
         ValueError: No Arrow type can represent the value.
     """
-    value = None if is_hidden(value) else value
+    value = None if dtypes.is_hidden(value) else value
     nullable = field is None or field.fill is not None
     is_fixed = False
     if declared is not None:
@@ -558,7 +548,9 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
         return ColumnType("image", "image")
     if isinstance(value, Mapping | str | bytes) or (field is None and is_empty(value)):
         return column_type(_object_type(value))
-    array = value if isinstance(value, np.ndarray | np.generic) and not is_ml_float(value.dtype) else as_array(value)
+    array = (
+        value if isinstance(value, np.ndarray | np.generic) and not dtypes.is_ml_float(value.dtype) else as_array(value)
+    )
     if array.dtype.kind not in "biuf":
         return column_type(_object_type(value))
     data_type = pa.from_numpy_dtype(_kept_dtype(array, value, field))
@@ -584,7 +576,7 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
         return dtype
     if wanted.kind == "f" and dtype.kind in "biu":
         vectors = field is not None and (array.ndim or field.min_ndim)
-        kept = vectors and dtype.kind != "b" and (hasattr(value, "dtype") or is_beyond_floats(array))
+        kept = vectors and dtype.kind != "b" and (hasattr(value, "dtype") or dtypes.is_beyond_floats(array))
         return dtype if kept else np.dtype(np.float64)
     return wanted if wanted.kind in "iu" and dtype.kind == "b" else dtype
 

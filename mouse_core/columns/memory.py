@@ -20,30 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core import nested
 from mouse_core._base.memory import BatchLayout, MemoryPool
 from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.nested import (
-    FieldKey,
-    Leaf,
-    Structure,
-    as_array,
-    differ_in_length,
-    fit,
-    flatten,
-    is_like,
-    is_node,
-    is_varying,
-    keys_of,
-    lists_of,
-    object_array,
-    opened,
-    stack,
-    structure_from_json,
-    structure_of,
-    structure_to_json,
-    unflatten,
-)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -66,7 +46,7 @@ def field_kind(leaf: Any, lead: int) -> str:
         if all(isinstance(value, accepted) for value in values):
             return kind
     try:
-        return RAGGED if differ_in_length({np.shape(value) for value in values}) else ""
+        return RAGGED if nested.differ_in_length({np.shape(value) for value in values}) else ""
     except ValueError:
         return ""
 
@@ -128,7 +108,7 @@ class FieldType:
             if not isinstance(value, bytes):
                 raise SchemaError(f"{where}: expected bytes as in the first write, found {value!r:.60}")
             return np.frombuffer(value, np.uint8)
-        array = fit(value, self.dtype, where=where)
+        array = nested.fit(value, self.dtype, where=where)
         if array.ndim != 1 + len(self.shape) or array.shape[1:] != self.shape:
             axes = ", ".join(["length", *map(str, self.shape)])
             raise SchemaError(
@@ -160,9 +140,11 @@ class RowSchema:
         num_envs: Number of rows of one time step.
     """
 
-    def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
+    def __init__(
+        self, structure: nested.Structure, fields: Mapping[nested.FieldKey, FieldType], num_envs: int = 1
+    ) -> None:
         self.structure = structure
-        self.lists = lists_of(structure)
+        self.lists = nested.lists_of(structure)
         # Whether the structure was read from a file, which has the names of named tuples but not their classes.
         self.from_data = False
         self.fields = dict(fields)
@@ -170,10 +152,10 @@ class RowSchema:
         self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
         # The stored form of a row, in which ragged values are references.
         self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
-        self.plain = isinstance(structure, dict) and all(isinstance(child, Leaf) for child in structure.values())
+        self.plain = isinstance(structure, dict) and all(isinstance(child, nested.Leaf) for child in structure.values())
 
     @classmethod
-    def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[FieldKey] = ()) -> RowSchema:
+    def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[nested.FieldKey] = ()) -> RowSchema:
         """Return the schema of the first written rows; the first ``lead`` axes of every leaf count rows.
 
         Args:
@@ -186,14 +168,14 @@ class RowSchema:
             SchemaError: A leaf is not an array, or has fewer axes.
             ConfigError: A field in ``ragged`` does not exist.
         """
-        fields: dict[FieldKey, FieldType] = {}
+        fields: dict[nested.FieldKey, FieldType] = {}
         num_envs = 1
-        leaves = flatten(rows)
+        leaves = nested.flatten(rows)
         if not leaves.keys() >= set(ragged):
             raise ConfigError(f"ragged: expected fields among {list(leaves)}, found {sorted(map(str, ragged))}")
         for key, leaf in leaves.items():
             where, varies = _where(key), RAGGED if key in ragged else field_kind(leaf, lead)
-            array = np.empty(0, np.uint8) if varies else as_array(_even(key, leaf), where=where)
+            array = np.empty(0, np.uint8) if varies else nested.as_array(_even(key, leaf), where=where)
             values, shape = row_values(leaf, lead) if varies else ([], array.shape[:lead])
             if len(shape) < lead:
                 found = f"{leaf!r:.60}" if varies else f"the shape {array.shape}"
@@ -205,7 +187,7 @@ class RowSchema:
             fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[1 if varies else lead :], varies)
         if num_envs < 1:
             raise SchemaError("rows: expected at least one environment, found none")
-        return cls(structure_of(rows), fields, num_envs)
+        return cls(nested.structure_of(rows), fields, num_envs)
 
     def check(self, rows: Any, lead: int, ndim: int) -> tuple[list[Any], int]:
         """Return the leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and the number of rows,
@@ -217,7 +199,7 @@ class RowSchema:
             SchemaError: Structure, dtype, shape, or number of environments differ from the first write.
             DataError: The dtype cannot represent the Python numbers, or leaves differ in length.
         """
-        leaves: Any = rows if self.plain and type(rows) is dict else flatten(rows)
+        leaves: Any = rows if self.plain and type(rows) is dict else nested.flatten(rows)
         if leaves.keys() != self.fields.keys():
             raise SchemaError(f"rows: expected the fields {list(self.fields)} of the first write, found {list(leaves)}")
         arrays = []
@@ -255,7 +237,7 @@ class RowSchema:
         Raises:
             SchemaError: See ``of``.
         """
-        if not flatten(rows).keys() > self.fields.keys():
+        if not nested.flatten(rows).keys() > self.fields.keys():
             return None
         found = RowSchema.of(rows, lead, 1)
         return RowSchema(found.structure, {**self.fields, **found.fields, **self.fields}, self.num_envs)
@@ -272,7 +254,9 @@ class RowSchema:
             )
         return capacity - capacity % self.num_envs
 
-    def _check_lead(self, key: FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None) -> None:
+    def _check_lead(
+        self, key: nested.FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None
+    ) -> None:
         """Raise an error unless a field has as many rows as the previous fields; for the first field, check the number
         of environments.
         """
@@ -296,7 +280,7 @@ class RowSchema:
             ]
             for key, kind in self.fields.items()
         ]
-        structure = structure_to_json(self.structure)
+        structure = nested.structure_to_json(self.structure)
         return {"format": _FORMAT, "structure": structure, "num_envs": self.num_envs, "fields": fields}
 
     @classmethod
@@ -308,8 +292,8 @@ class RowSchema:
         fields = {
             (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
         }
-        structure, num_envs = structure_from_json(value["structure"]), index(value["num_envs"])
-        if not fields or set(keys_of(structure)) != fields.keys():
+        structure, num_envs = nested.structure_from_json(value["structure"]), index(value["num_envs"])
+        if not fields or set(nested.keys_of(structure)) != fields.keys():
             raise ValueError(f"fields {list(fields)} that differ from the fields of the structure {structure!r:.80}")
         if num_envs < 1:
             raise ValueError(f"{num_envs} environments")
@@ -321,8 +305,8 @@ class RowSchema:
         """Adopt the classes of named tuples from ``rows``, if the nesting of ``rows`` equals the nesting in the
         file.
         """
-        structure = structure_of(rows)
-        if is_like(structure, self.structure):
+        structure = nested.structure_of(rows)
+        if nested.is_like(structure, self.structure):
             self.structure = structure
         self.from_data = False
 
@@ -332,21 +316,21 @@ class RowSchema:
 
 
 def whole(
-    rows: Any, known: RowSchema | None, *, one: bool = False, ndim: int, ragged: Collection[FieldKey] = ()
+    rows: Any, known: RowSchema | None, *, one: bool = False, ndim: int, ragged: Collection[nested.FieldKey] = ()
 ) -> Any:
     """Convert rows to one tree; see ``mouse_core.nested.opened``, and ``checked`` for the arguments."""
     lists: Collection[Any] = ()
     if known is not None:
         ragged, lists = known.varying, known.lists
     if isinstance(rows, list) and rows and not one:
-        return stack([opened(row, ndim - 1, ragged, lists) for row in rows])
-    if isinstance(rows, list) and is_node(rows):  # a single row of several arrays
+        return nested.stack([nested.opened(row, ndim - 1, ragged, lists) for row in rows])
+    if isinstance(rows, list) and nested.is_node(rows):  # a single row of several arrays
         rows = tuple(rows)
-    return opened(rows, ndim - 1 if one else ndim, ragged, lists)
+    return nested.opened(rows, ndim - 1 if one else ndim, ragged, lists)
 
 
 def checked(
-    rows: Any, known: RowSchema | None, *, one: bool, ndim: int, ragged: Collection[FieldKey]
+    rows: Any, known: RowSchema | None, *, one: bool, ndim: int, ragged: Collection[nested.FieldKey]
 ) -> tuple[RowSchema, list[Any], int]:
     """Check rows that will be written; return their schema, their leaves (see ``RowSchema.check``) and the number of
     rows.
@@ -388,22 +372,22 @@ def _first_item(values: Sequence[Any], *, where: str) -> npt.NDArray[Any]:
     """Return the first array that is not empty, which has the dtype and the shape of an item."""
     if not values:
         raise SchemaError(f"{where}: expected at least one row, found none")
-    array = as_array(next((value for value in values if np.size(value)), values[0]), where=where)
+    array = nested.as_array(next((value for value in values if np.size(value)), values[0]), where=where)
     if not array.ndim:
         raise SchemaError(f"{where}: expected rows of arrays [length, ...], found {values[0]!r:.60}")
     return array
 
 
-def _fitting(key: FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
+def _fitting(key: nested.FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
     """Convert a leaf to an array of the field's dtype; raises the errors of ``RowSchema.check``."""
     if isinstance(leaf, Mapping | tuple):
         raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {leaf!r:.60}")
-    return fit(_even(key, leaf), kind.dtype, where=_where(key))
+    return nested.fit(_even(key, leaf), kind.dtype, where=_where(key))
 
 
-def _even(key: FieldKey, leaf: Any) -> Any:
+def _even(key: nested.FieldKey, leaf: Any) -> Any:
     """Stack the arrays in an array of objects; raise SchemaError if their shapes differ."""
-    if not is_varying(leaf) or not leaf.size or not hasattr(leaf.flat[0], "shape"):
+    if not nested.is_varying(leaf) or not leaf.size or not hasattr(leaf.flat[0], "shape"):
         return leaf
     items = leaf.reshape(-1).tolist()
     for number, item in enumerate(items):
@@ -412,10 +396,12 @@ def _even(key: FieldKey, leaf: Any) -> Any:
                 f"{_where(key)}: expected the shape {np.shape(items[0])}, found {np.shape(item)} in item {number}"
                 f"{_if_declared(key, np.shape(item), np.shape(items[0]))}"
             )
-    return np.stack([as_array(item, where=_where(key)) for item in items]).reshape(*leaf.shape, *np.shape(items[0]))
+    return np.stack([nested.as_array(item, where=_where(key)) for item in items]).reshape(
+        *leaf.shape, *np.shape(items[0])
+    )
 
 
-def _if_listed(keys: list[FieldKey]) -> str:
+def _if_listed(keys: list[nested.FieldKey]) -> str:
     """Return the end of an error message. If the caller passed a list of arrays instead of one array, the result is the
     remedy; otherwise, the result is "".
     """
@@ -424,7 +410,7 @@ def _if_listed(keys: list[FieldKey]) -> str:
     return "; each array in a list or tuple is a separate field; np.stack(arrays) makes one field"
 
 
-def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+def _if_declared(key: nested.FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     """Return the end of an error message with the remedy for rows of another shape, which names ``ragged`` if only the
     first axis differs.
     """
@@ -433,7 +419,7 @@ def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...
     return f"; for rows of different length, pass ragged=[{key!r}] or use a ListStorage"
 
 
-def _where(key: FieldKey) -> str:
+def _where(key: nested.FieldKey) -> str:
     return f"rows: field {key!r}" if key != () else "rows"
 
 
@@ -701,9 +687,9 @@ class Columns:
     ) -> None:
         self.schema = schema
         self.values = values or Values()
-        self.keys: tuple[FieldKey, ...] = tuple(schema.fields)
+        self.keys: tuple[nested.FieldKey, ...] = tuple(schema.fields)
         self.columns = list(columns)
-        self.by_key: dict[FieldKey, npt.NDArray[Any]] = dict(zip(self.keys, self.columns, strict=True))
+        self.by_key: dict[nested.FieldKey, npt.NDArray[Any]] = dict(zip(self.keys, self.columns, strict=True))
         self.blocks = list(blocks)
         self._plans: dict[tuple[int, ...], _Gather] = {}
 
@@ -747,7 +733,7 @@ class Columns:
         for column, array in zip(self.columns, arrays, strict=True):
             column[places] = array
 
-    def gather(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
+    def gather(self, places: Slots) -> dict[nested.FieldKey, npt.NDArray[Any]]:
         """Copy the rows at ``places``, which the caller has checked, to new arrays ``[*places.shape, *shape]``.
 
         The arrays are contiguous and aligned to 64 bytes.
@@ -762,9 +748,9 @@ class Columns:
     def get(self, places: Slots) -> Any:
         """Return the rows at ``places`` as a tree in new memory."""
         fields = self._with_values(self.gather(places))
-        return fields if self.schema.plain else unflatten(self.schema.structure, fields)
+        return fields if self.schema.plain else nested.unflatten(self.schema.structure, fields)
 
-    def read(self, key: FieldKey, places: Slots | slice) -> npt.NDArray[Any]:
+    def read(self, key: nested.FieldKey, places: Slots | slice) -> npt.NDArray[Any]:
         """Return one field of the rows at ``places``; raise MissingFieldError if the field does not exist."""
         try:
             column = self.by_key[key]
@@ -773,13 +759,13 @@ class Columns:
         found: npt.NDArray[Any] = self._with_values({key: column[places]})[key]
         return found
 
-    def _with_values(self, fields: dict[FieldKey, Any]) -> dict[FieldKey, Any]:
+    def _with_values(self, fields: dict[nested.FieldKey, Any]) -> dict[nested.FieldKey, Any]:
         """Replace references in gathered fields by their values."""
         for key, kind in self.schema.varying.items():
             if key in fields:
                 refs = fields[key]
                 values = [kind.decode(raw) for raw in self.values.read(refs)]
-                fields[key] = object_array(values, refs.shape[:-1])
+                fields[key] = nested.object_array(values, refs.shape[:-1])
         return fields
 
     def refs(self, places: Slots | slice) -> list[Refs]:
@@ -827,7 +813,7 @@ class _Gather:
         memory = np.empty(max(1, min(self._n, _SCRATCH // block.raw.itemsize)), block.raw)
         return memory, list(zip(block.places, block.columns(memory), strict=True))
 
-    def run(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
+    def run(self, places: Slots) -> dict[nested.FieldKey, npt.NDArray[Any]]:
         """Gather the rows at ``places``, which have the plan's shape."""
         flat = places.reshape(-1)
         if self._pool is not None:

@@ -41,19 +41,10 @@ import numpy as np
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files import writing
 from mouse_core.files.checksum import file_digest
 from mouse_core.files.locking import Held
 from mouse_core.files.reading import read_json_object
-from mouse_core.files.writing import (
-    check_nothing_at,
-    make_folder,
-    put_in_place,
-    remove,
-    replacing,
-    storing,
-    sync_files,
-    sync_folders,
-)
 
 # Names of folders of installed packages; Debian uses another name.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -321,8 +312,8 @@ class Part:
     def written(cls, folder: Path, names: Iterable[str], first: int, rows: int, digest: str, facts: Any = None) -> Self:
         """Sync the files of a part in ``folder`` to the disk, and return the part with the checksums of these files."""
         files = {name: folder / name for name in names}
-        sync_files([*files.values()])
-        sync_folders(file.parent for file in files.values())
+        writing.sync_files([*files.values()])
+        writing.sync_folders(file.parent for file in files.values())
         return cls(first, rows, digest, {name: _checksum(file) for name, file in files.items()}, facts)
 
     def is_in(self, folder: Path) -> bool:
@@ -354,10 +345,10 @@ def locked_job(
         DataError: The note is damaged.
         StorageError: Files cannot be written.
     """
-    check_nothing_at(target, what)
+    writing.check_nothing_at(target, what)
     folder = target.with_name(f".{target.name}.{kind}")
-    with storing(f"{what}: {str(target)!r}"):
-        make_folder(folder)
+    with writing.storing(f"{what}: {str(target)!r}"):
+        writing.make_folder(folder)
         with Held(folder / _LOCK, what):
             try:
                 job = Job(folder, what, fingerprint, in_order=in_order)
@@ -371,7 +362,7 @@ def locked_job(
                 job.save()
             finally:
                 if not (folder / NOTE).exists():
-                    remove(folder)
+                    writing.remove(folder)
 
 
 class Job:
@@ -424,7 +415,7 @@ class Job:
         """Remove all parts, so that the job starts again from the beginning."""
         for part in self.parts.values():
             for name in part.files:
-                remove(self.folder / name)
+                writing.remove(self.folder / name)
         self.parts, self.facts, self.complete = {}, {}, False
 
     def add(self, part: Part, number: int | None = None) -> None:
@@ -443,7 +434,7 @@ class Job:
         began = time.monotonic()
         parts = {str(number): vars(part) for number, part in self.parts.items()}
         note = {"fingerprint": self.fingerprint, "parts": parts, "facts": self.facts, "complete": self.complete}
-        with replacing(self.folder / NOTE, only_writer=True) as partial:
+        with writing.replacing(self.folder / NOTE, only_writer=True) as partial:
             partial.write_text(json.dumps(note), encoding="utf-8")
         self._saved = time.monotonic()
         self._seconds = self._saved - began
@@ -451,18 +442,18 @@ class Job:
     def result_folder(self) -> Path:
         """Return a new empty folder for the result."""
         folder = self.folder / "result"
-        remove(folder)
+        writing.remove(folder)
         folder.mkdir()
         return folder
 
     def finish(self, result: Path, target: Path) -> None:
         """Rename the result to the target, and remove all other files of the job."""
-        put_in_place(result, target)
+        writing.put_in_place(result, target)
         self.discard()
 
     def discard(self) -> None:
         """Remove all files of the job."""
-        remove(self.folder)
+        writing.remove(self.folder)
         self.parts = {}
 
     def check_rows(self, digest_of: Callable[[Part], str]) -> None:

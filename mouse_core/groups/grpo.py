@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.groups import scoring
 from mouse_core.groups.examples import make_examples
 from mouse_core.groups.files import GroupFile, part_of
 from mouse_core.groups.records import (
@@ -33,18 +34,6 @@ from mouse_core.groups.records import (
     refuse_undeclared,
     version_name,
     version_order,
-)
-from mouse_core.groups.scoring import (
-    Advantage,
-    HeldRollouts,
-    Retention,
-    Rloo,
-    are_equal,
-    checked_worth,
-    compared,
-    name_of,
-    retentions,
-    weights_of,
 )
 from mouse_core.groups.stored import StoredGroup, read_wanted
 from mouse_core.randomness import Key, Purpose, as_exponential, check_seed
@@ -171,7 +160,7 @@ class ScoredGroup:
     @property
     def is_equal(self) -> bool:
         """Whether all rollouts have equal rewards, up to rounding."""
-        return self.is_empty or are_equal(self.least, self.most)
+        return self.is_empty or scoring.are_equal(self.least, self.most)
 
     @property
     def is_present(self) -> bool:
@@ -289,7 +278,7 @@ class CandidateTable:
         return CandidateTable(np.insert(self.pieces, at, new.pieces), slices, rows)
 
 
-def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> CandidateTable:
+def _candidates(pieces: Sequence[GroupSlice], advantage: scoring.Advantage) -> CandidateTable:
     """Return the table of the rollouts in all slices of some groups, with advantages."""
     pieces = sorted(pieces, key=attrgetter("serial"))
     numbers: list[int] = []
@@ -301,7 +290,7 @@ def _candidates(pieces: Sequence[GroupSlice], advantage: Advantage) -> Candidate
     slices = np.fromiter(numbers, np.int64, len(numbers)).view(_SLICE)
     table = CandidateTable(np.fromiter(pieces, np.object_, len(pieces)), slices, rows)
     if pieces:
-        rows["advantage"] = checked_worth(advantage, rows["reward"], table.column("group"))
+        rows["advantage"] = scoring.checked_worth(advantage, rows["reward"], table.column("group"))
     return table
 
 
@@ -396,9 +385,9 @@ class GrpoBatchMaker:
         environment_name: str | None = None,
         rng_seed: int | None = None,
         *,
-        advantage: Advantage | None = None,
+        advantage: scoring.Advantage | None = None,
         filter_zero_variance: bool = True,
-        retention: Retention | Sequence[Retention] = (),
+        retention: scoring.Retention | Sequence[scoring.Retention] = (),
         older_groups: str | None = None,
         max_staleness: int | None = None,
         max_uses: int = 1,
@@ -408,11 +397,11 @@ class GrpoBatchMaker:
             raise ConfigError(f"environment_name: expected a name or None, found {environment_name!r}")
         self._environment = environment_name
         self._seed = check_seed(0 if rng_seed is None else rng_seed)
-        self._advantage: Advantage = Rloo() if advantage is None else advantage
+        self._advantage: scoring.Advantage = scoring.Rloo() if advantage is None else advantage
         if not callable(self._advantage) or isinstance(self._advantage, type):
             raise ConfigError(f"advantage: expected a function of rewards and groups, found {advantage!r:.80}")
-        self._leaves_equal = bool(filter_zero_variance) and compared(self._advantage) != "nothing"
-        self._retention = retentions(retention)
+        self._leaves_equal = bool(filter_zero_variance) and scoring.compared(self._advantage) != "nothing"
+        self._retention = scoring.retentions(retention)
         self._max_uses = check_count("max_uses", max_uses, 1)
         self._older = older_groups or ("keep" if self._retention or max_staleness is not None else "drop")
         self._pools = bool(pool_groups)
@@ -656,14 +645,14 @@ class GrpoBatchMaker:
             self._changed.clear()
         return self._known_table
 
-    def rows(self) -> HeldRollouts:
+    def rows(self) -> scoring.HeldRollouts:
         """Return the properties of the rollouts, which are the argument of a ``Retention``."""
         return self._held(self._table())
 
-    def _held(self, table: CandidateTable) -> HeldRollouts:
+    def _held(self, table: CandidateTable) -> scoring.HeldRollouts:
         rows, environment = table.rows, table.column("environment")
         arrived = np.array([self._arrived[name] for name in self._environments], np.int64)
-        return HeldRollouts(
+        return scoring.HeldRollouts(
             present=rows["present"],
             reward=rows["reward"],
             advantage=rows["advantage"],
@@ -685,14 +674,14 @@ class GrpoBatchMaker:
         weights = np.ones(len(table.rows))
         held = self._held(table) if self._retention and len(weights) else None
         for retention in self._retention if held is not None else ():
-            weights *= weights_of(retention, held)  # type: ignore[arg-type]
+            weights *= scoring.weights_of(retention, held)  # type: ignore[arg-type]
             gone = np.flatnonzero(table.rows["present"] & (weights == 0))
             table.rows["present"][gone] = False
             for row in gone.tolist():
                 piece, index = table.at(row)
                 self._let_go(piece, [index])
             if len(gone):
-                self._left[name_of(retention)] += len(gone)
+                self._left[scoring.name_of(retention)] += len(gone)
         rows = np.flatnonzero(table.rows["present"])
         return table, rows, weights[rows]
 

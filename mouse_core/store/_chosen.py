@@ -22,16 +22,7 @@ from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.store._segments import (
-    BLOCK,
-    TASK_NUMBERS,
-    Segment,
-    SegmentView,
-    are_too_short,
-    blocks,
-    changes,
-    is_single,
-)
+from mouse_core.store import _segments
 from mouse_core.store.fields import SnapshotConfig
 from mouse_core.store.snapshot import Snapshot
 
@@ -93,7 +84,7 @@ def episodes_of(rows: Snapshot, before: Episodes | None = None, tasks: Mapping[i
     there = {name: _chunked(values) for name, values in columns.items() if values is not None}
     if known:
         there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
-    numbers = next((there[name] for name in TASK_NUMBERS if name in there), None)
+    numbers = next((there[name] for name in _segments.TASK_NUMBERS if name in there), None)
     if tasks and numbers is not None and "task" not in there:
         there["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
     return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
@@ -120,7 +111,7 @@ def _names(rows: Snapshot) -> list[str]:
     found: dict[str, bool] = {}
     for segment in rows.segments:
         for name, data_type in segment.types.items():
-            found[name] = found.get(name, True) and is_single(data_type)
+            found[name] = found.get(name, True) and _segments.is_single(data_type)
     return [name for name, single in found.items() if single and name not in ours and name not in OWN]
 
 
@@ -131,7 +122,7 @@ def _counted(rows: Snapshot, starts: Int64s, first: int) -> dict[str, npt.NDArra
     ends = np.append(starts[1:], rows.num_rows)
     done = [np.zeros(len(ends), np.int64)]  # for rows without done codes
     if "done" in rows.readers:
-        done = [rows.stored("done", ends[at : at + BLOCK] - 1) for at in range(0, len(ends), BLOCK)]
+        done = [rows.stored("done", ends[at : at + _segments.BLOCK] - 1) for at in range(0, len(ends), _segments.BLOCK)]
     return {
         "episode": np.arange(first, first + len(starts)),
         "start": starts,
@@ -151,7 +142,7 @@ def _returns(rows: Snapshot, starts: Int64s) -> npt.NDArray[np.float64]:
     """
     shape = rows.spec["reward"].shape if "reward" in rows.readers else ()
     sums = np.zeros((len(starts), *shape))
-    for begin, end in blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
+    for begin, end in _segments.blocks(int(starts[0]), rows.num_rows) if "reward" in rows.readers else ():
         reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
         inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
         if rows.alignment == "arrived":
@@ -177,7 +168,7 @@ def _values_by_episode(rows: Snapshot, name: str, starts: Int64s) -> pa.ChunkedA
     """
     values: list[pa.Array] = []
     try:
-        for found, differs, at in changes(rows.segments, rows.num_rows, name, int(starts[0])):
+        for found, differs, at in _segments.changes(rows.segments, rows.num_rows, name, int(starts[0])):
             inside = starts[starts.searchsorted(at) : starts.searchsorted(at + len(found))] - at
             differs[inside] = False
             if differs.any():
@@ -441,7 +432,7 @@ def _drawn(table: pa.Table, by: str, seed: int) -> npt.NDArray[np.float64]:
 _LOOKED_AT = 64
 
 
-class ChosenSegment(SegmentView):
+class ChosenSegment(_segments.SegmentView):
     """A segment that consists of ranges of another segment's rows. The rows keep their order, and are not copied.
 
     Args:
@@ -450,7 +441,7 @@ class ChosenSegment(SegmentView):
             least 1: int64 ``[n]``.
     """
 
-    def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+    def __init__(self, whole: _segments.Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
         super().__init__(whole, int(sizes.sum()))
         self.firsts, self.sizes, self.begins, self.has_indices = firsts, sizes, np.cumsum(sizes) - sizes, True
 
@@ -473,7 +464,7 @@ class ChosenSegment(SegmentView):
         memory.
         """
         whole = self.whole.runs if self.whole.has_indices else Stretches(self.whole.chunk_starts)
-        if whole is None or are_too_short(len(self.sizes), self.num_rows):
+        if whole is None or _segments.are_too_short(len(self.sizes), self.num_rows):
             return None
         stretch, row, size, _ = cut_at_stretches(whole, self.firsts, self.sizes)
         return Stretches(np.concatenate([[0], np.cumsum(size)]), *whole.located(stretch, row), whole.longest)
@@ -485,7 +476,7 @@ class ChosenSegment(SegmentView):
         stretch = self.begins.searchsorted(rows, side="right") - 1
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
-    def begins_as(self, other: Segment) -> bool:
+    def begins_as(self, other: _segments.Segment) -> bool:
         """Return whether one of two selections begins with all rows of the other; the last common range can differ in
         size.
 
@@ -555,7 +546,7 @@ class ChosenSnapshot(Snapshot):
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[_segments.Segment],
         config: SnapshotConfig,
         budget: DenseBudget | None,
         store_rows: Any,
@@ -578,7 +569,7 @@ class ChosenSnapshot(Snapshot):
             )
         return self
 
-    def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
+    def with_columns(self, segments: Sequence[_segments.Segment], config: SnapshotConfig) -> Snapshot:
         """Return a snapshot of the same rows with other columns; see ``Snapshot``."""
         of_store = (self.budget, self.store_rows)
         return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)

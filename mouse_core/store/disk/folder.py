@@ -47,19 +47,11 @@ import pyarrow as pa
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.files import writing
 from mouse_core.files.checksum import check_json, has_json_digest, json_with_digest
 from mouse_core.files.locking import Descriptor, Held, is_at
 from mouse_core.files.log import Log
 from mouse_core.files.reading import MOST_JSON, check_inside, damaged, reading
-from mouse_core.files.writing import (
-    make_folder,
-    remove,
-    remove_leftovers,
-    storing,
-    sync_files,
-    sync_folders,
-    write_file,
-)
 from mouse_core.metadata import DatasetMetadata
 
 NAME = "manifest.json"
@@ -235,10 +227,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         StorageError: The manifest cannot be written; the previous manifest is unchanged.
     """
     content = manifest.to_bytes()
-    write_file(folder / NAME, content, only_writer=True)
+    writing.write_file(folder / NAME, content, only_writer=True)
     # The copy is not synced, and a full disk raises no error here.
     with suppress(StorageError):
-        write_file(folder / COPY, content, sync=False, only_writer=True)
+        writing.write_file(folder / COPY, content, sync=False, only_writer=True)
 
 
 def is_store(folder: Path) -> bool:
@@ -394,7 +386,7 @@ class Lease(Descriptor):
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_RDLCK, os.SEEK_SET, state, 1, 0))
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):  # without a lease, rows may be dropped under a reader
-                    with storing(f"store {folder}"):
+                    with writing.storing(f"store {folder}"):
                         raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -439,7 +431,7 @@ class Unneeded:
         """Remove the files that no reader needs."""
         for file, states in list(self._files.items()):
             if self.is_free(*states):
-                remove(file)
+                writing.remove(file)
                 del self._files[file]
 
     def is_free(self, first: int, last: int) -> bool:
@@ -544,13 +536,13 @@ class ReadFolder(Descriptor):
         try:
             there = os.stat(self._name)
         except OSError as error:
-            with storing(f"manifest {self._name}"):
+            with writing.storing(f"manifest {self._name}"):
                 raise error
         return self._file >= 0 and (there.st_dev, there.st_ino) == self._number
 
     def _read(self) -> None:
         file = self.path / NAME
-        with storing(f"manifest {file}"):
+        with writing.storing(f"manifest {file}"):
             opened = os.open(file, os.O_RDONLY)
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
@@ -588,17 +580,17 @@ class WrittenFolder:
         # Whether the manifest on disk may differ from the manifest in memory.
         self._is_doubted = False
         file = path / NAME
-        with storing(f"store {path}"):
+        with writing.storing(f"store {path}"):
             if not file.exists():
-                make_folder(path)
+                writing.make_folder(path)
                 if any(not _is_ours(name) for name in os.listdir(path)):
                     raise ConfigError(
                         f"{path}: expected a folder with a store, or an empty folder, found {_shown(path)}"
                     )
             self._lock = Held(path / LOCK, f"store {path}")
-            make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its final name
+            writing.make_folder(path / _SEGMENTS, sync=False)  # the manifest waits for its final name
         try:
-            with storing(f"store {path}"):
+            with writing.storing(f"store {path}"):
                 self._unneeded = Unneeded(path)
             if file.exists():
                 with reading(file):
@@ -612,7 +604,7 @@ class WrittenFolder:
                     raise damaged(
                         file, f"expected the manifest of the rows in {rows[:4]}, found none; {repair_hint(path)}"
                     )
-                remove_leftovers(path, only_writer=True)
+                writing.remove_leftovers(path, only_writer=True)
                 self.replace(Manifest(identity=new_identity()))
             self.lease = Lease(path, self.manifest.next_number)
         except BaseException:
@@ -645,7 +637,7 @@ class WrittenFolder:
             self._put_back(before)
             # The next attempt writes these rows to other files.
             for one in () if self._is_doubted else {*manifest.segments} - {*before.segments}:
-                remove(self.path / one.name)
+                writing.remove(self.path / one.name)
             raise
         self.manifest = manifest
         if manifest.next_number != before.next_number:
@@ -708,14 +700,14 @@ class WrittenFolder:
 
     def remove_unnamed(self) -> None:
         """Remove files that no manifest names: the remains of a crash, and sealed, merged or dropped files."""
-        remove_leftovers(self.path, only_writer=True)
-        remove_leftovers(self.path / _SEGMENTS, only_writer=True)
+        writing.remove_leftovers(self.path, only_writer=True)
+        writing.remove_leftovers(self.path / _SEGMENTS, only_writer=True)
         named = self.manifest.file_numbers()
         unnamed = {name: number for name, number in files_of(self.path).items() if number not in named}
         if unnamed:
             # The previous writer may have ended before its manifest was on the disk, where an older manifest names
             # these files.
-            sync_folders([self.path])
+            writing.sync_folders([self.path])
         for name, number in unnamed.items():
             self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
@@ -727,8 +719,8 @@ class WrittenFolder:
         Raises:
             StorageError: The log cannot be synced.
         """
-        with storing(f"log {self.path / CLIENTS}"), suppress(FileNotFoundError):
-            sync_files([self.path / CLIENTS])
+        with writing.storing(f"log {self.path / CLIENTS}"), suppress(FileNotFoundError):
+            writing.sync_files([self.path / CLIENTS])
 
     def note_opened(self, rows: int) -> None:
         """Write into the log of clients how many rows, including dropped rows, had been written when the folder was

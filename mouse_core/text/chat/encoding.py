@@ -23,18 +23,7 @@ from mouse_core._base.child import Child
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Field, check_choice, check_count
-from mouse_core.text.recipes import (
-    JSON,
-    Encoder,
-    PaddedRecipe,
-    batch_of,
-    each,
-    ended,
-    flat_of,
-    padded,
-    values_of,
-    with_offsets,
-)
+from mouse_core.text import recipes
 
 # A marker of Unicode noncharacters, which texts do not contain.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -562,7 +551,7 @@ def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[Ids, Ids]]:
         ConfigError: The tokenizer returns no offsets.
         DataError: A text is not valid Unicode.
     """
-    found = with_offsets(tokenizer, texts)
+    found = recipes.with_offsets(tokenizer, texts)
     return [
         (np.asarray(ids, np.int64).reshape(-1), _whole(np.asarray(offsets, np.int64).reshape(-1, 2)))
         for ids, offsets in found
@@ -625,14 +614,16 @@ class _ChatRecipe:
 
     @property
     def _sources(self) -> dict[str, pa.DataType]:
-        return {name: JSON for name in (self.messages, self.tools) if name is not None}
+        return {name: recipes.JSON for name in (self.messages, self.tools) if name is not None}
 
-    def _encoded(self, texts: pa.RecordBatch, encode: Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
+    def _encoded(self, texts: pa.RecordBatch, encode: recipes.Encoder) -> tuple[list[Ids], list[Ids], pa.BooleanArray]:
         """Return the truncated ids and masks of the chats that have a generated token, and whether each chat has one,
         bool ``[chats]``.
         """
-        chats = zip(values_of(texts, self.messages), values_of(texts, self.tools, may_be_none=True), strict=True)
-        rendered = each(
+        chats = zip(
+            recipes.values_of(texts, self.messages), recipes.values_of(texts, self.tools, may_be_none=True), strict=True
+        )
+        rendered = recipes.each(
             lambda chat: render_chat(
                 self.template, _messages(chat[0], self.messages), tools=chat[1], end_of_turn=self.end_of_turn
             ),
@@ -641,14 +632,14 @@ class _ChatRecipe:
         tokens = tokens_of(encode, [one.text for one in rendered])
         both = zip(rendered, tokens, strict=True)
         cut = kept_of(self.max_length, self.truncation_side)
-        masks = each(lambda one: mask_of(one[0], one[1][1])[cut], both)
+        masks = recipes.each(lambda one: mask_of(one[0], one[1][1])[cut], both)
         trained = [bool(mask.any()) for mask in masks]
         ids = [one[cut] for (one, _), is_left in zip(tokens, trained, strict=True) if is_left]
         return ids, [mask for mask in masks if mask.any()], pa.array(trained, pa.bool_())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chats(_ChatRecipe, PaddedRecipe):
+class Chats(_ChatRecipe, recipes.PaddedRecipe):
     """Converts every chat to a row of fixed length, with the mask of the tokens that an assistant generated.
 
     A batch has ``input_ids``, ``attention_mask`` and ``assistant_masks``, int64 ``[B, L]``. The values equal the
@@ -690,12 +681,12 @@ class Chats(_ChatRecipe, PaddedRecipe):
 
     def __post_init__(self) -> None:
         _ChatRecipe.__post_init__(self)
-        PaddedRecipe.__post_init__(self)
+        recipes.PaddedRecipe.__post_init__(self)
 
-    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+    def rows(self, texts: pa.RecordBatch, encode: recipes.Encoder) -> pa.RecordBatch:
         """Return a row for each chat with a generated token."""
         ids, masks, trained = self._encoded(texts, encode)
-        made = padded(ids, self.max_length, self._padding(encode), self.padding_side)
+        made = recipes.padded(ids, self.max_length, self._padding(encode), self.padding_side)
         made.append(_masks(masks, self.max_length, self.padding_side))
         return self._batch(made, texts.filter(trained))
 
@@ -737,16 +728,16 @@ class ChatTokens(_ChatRecipe):
         """``input_ids``, ``assistant_masks`` and ``done``, int64."""
         return [Field("input_ids", dtype="int64"), Field("assistant_masks", dtype="int64")]
 
-    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+    def rows(self, texts: pa.RecordBatch, encode: recipes.Encoder) -> pa.RecordBatch:
         """Return a row for each token of the chats with a generated token."""
         ids, masks, _ = self._encoded(texts, encode)
-        flat, lengths = flat_of(ids)
+        flat, lengths = recipes.flat_of(ids)
         mask = np.concatenate([np.empty(0, np.uint8), *masks]).astype(np.uint8)
-        return batch_of(self.schema, [pa.array(flat), pa.array(mask), pa.array(ended(lengths))])
+        return recipes.batch_of(self.schema, [pa.array(flat), pa.array(mask), pa.array(recipes.ended(lengths))])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preferences(PaddedRecipe):
+class Preferences(recipes.PaddedRecipe):
     """Converts every prompt with a chosen and a rejected answer to a row, for DPO and reward models.
 
     A batch has ``chosen_data.input_ids``, ``chosen_data.attention_mask``, ``chosen_data.completion_mask`` and the same
@@ -791,14 +782,14 @@ class Preferences(PaddedRecipe):
     @property
     def _sources(self) -> dict[str, pa.DataType]:
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        return {name: JSON for name in names if name is not None}
+        return {name: recipes.JSON for name in names if name is not None}
 
-    def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
+    def rows(self, texts: pa.RecordBatch, encode: recipes.Encoder) -> pa.RecordBatch:
         """Return a row for each pair whose answers differ and both have a token."""
         names = (self.prompt, self.chosen, self.rejected, self.tools)
-        given = [values_of(texts, name) for name in names[:3]]
-        given.append(values_of(texts, self.tools, may_be_none=True))
-        triples = each(self._texts, zip(*given, strict=True))
+        given = [recipes.values_of(texts, name) for name in names[:3]]
+        given.append(recipes.values_of(texts, self.tools, may_be_none=True))
+        triples = recipes.each(self._texts, zip(*given, strict=True))
         tokens = iter([ids for ids, _ in tokens_of(encode, [text for three in triples for text in three])])
         pairs = [preference_of(three) for three in zip(tokens, tokens, tokens, strict=True)]
         pad_id, cut = self._padding(encode), kept_of(self.max_length, self.truncation_side)
@@ -810,7 +801,7 @@ class Preferences(PaddedRecipe):
         for side, of_side in zip(_ANSWERS, ids, strict=True):
             lengths = [[len(one["prompt_ids"]), len(one[f"{side}_ids"])] for one in pairs]
             masks = [np.repeat(np.array([0, 1], np.int64), both)[cut] for both in lengths]
-            made += padded(of_side, self.max_length, pad_id, self.padding_side)
+            made += recipes.padded(of_side, self.max_length, pad_id, self.padding_side)
             made.append(_masks(masks, self.max_length, self.padding_side))
         return self._batch(made, texts).filter(wanted)
 
@@ -849,5 +840,5 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
 
 def _masks(masks: Sequence[npt.NDArray[np.int64]], length: int, side: str) -> pa.Array:
     """Return masks as a column of lists, with 0 for padding."""
-    values = padded(masks, length, 0, side)[0].flatten()
+    values = recipes.padded(masks, length, 0, side)[0].flatten()
     return pa.FixedSizeListArray.from_arrays(values.cast(pa.uint8()), length)
