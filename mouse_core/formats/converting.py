@@ -27,19 +27,8 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
 from mouse_core.files.checksum import RunningDigest
 from mouse_core.files.writing import link_or_copy, make_folder
+from mouse_core.formats import base
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.base import (
-    BATCH_ROWS,
-    RowDigest,
-    RowStream,
-    ShardWriter,
-    dataset_schema,
-    describe,
-    embedded,
-    join_parquet_files,
-    link_parts,
-    rows_digest,
-)
 from mouse_core.formats.columns import blocks, check_size, from_arrow, to_arrow
 from mouse_core.formats.jobs import NOTE, Job, Part, check_rows, check_same, identity, locked_job, pickled, read_note
 from mouse_core.formats.opening import open as open_rows
@@ -151,7 +140,7 @@ class Conversion:
 
 
 def convert(
-    stream: RowStream,
+    stream: base.RowStream,
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
@@ -206,7 +195,7 @@ def convert(
             f"images: expected raw, png or jpeg, found {images!r}; only LeRobotDatasets store images as videos: "
             "save(path, 'lerobot'), or --to lerobot"
         )
-    stream = embedded(stream)
+    stream = base.embedded(stream)
     changed = pictures_of(stream, wanted) if wanted else {}
     path = Path(target)
     single = path.suffix == ".parquet"
@@ -218,7 +207,7 @@ def convert(
         raise ConfigError(f"{path}: expected a folder for rows with videos, found the name of a single file")
     ways = [f"{picture.name}: {encoding.shown()}" for picture, encoding in changed.values()]
     first_rows, is_store = FirstRows(), kind == "store"
-    schema, metadata = dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
+    schema, metadata = base.dataset_schema(prepared.schema, prepared.metadata, prepared.path), prepared.metadata
     fingerprint = {
         "source": os.path.abspath(prepared.path),
         "format": prepared.format,
@@ -232,14 +221,14 @@ def convert(
 
     with locked_job(path, "converting", "convert", fingerprint) as job:
 
-        def begin(number: int) -> ShardWriter | SegmentWriter:
+        def begin(number: int) -> base.ShardWriter | SegmentWriter:
             if is_store:
                 return SegmentWriter(job.folder, number, schema, layout or "columns")
-            return ShardWriter(job.folder, number, kind, schema)
+            return base.ShardWriter(job.folder, number, kind, schema)
 
         resumed = job.rows
         if not (job.complete and "digest" in job.facts):
-            source_digest = RowDigest(prepared.schema)
+            source_digest = base.RowDigest(prepared.schema)
             most_bytes = min(shard_bytes, MOST_BYTES) if is_store else shard_bytes
             with progress_bar("converting", total=prepared.rows, unit="rows", enabled=progress) as advance:
 
@@ -263,17 +252,17 @@ def convert(
             finish_store(job, result, schema, metadata)
         elif single:
             result = result / path.name
-            join_parquet_files([job.folder / name for name in names], result, schema)
+            base.join_parquet_files([job.folder / name for name in names], result, schema)
         else:
-            counts = link_parts(job.folder, result, names, kind)
+            counts = base.link_parts(job.folder, result, names, kind)
             if kind == "arrow":
-                describe(result, schema, metadata, counts, digest)
+                base.describe(result, schema, metadata, counts, digest)
         if metadata.videos:
             size = carry_videos(metadata.videos, prepared.image_folders(), result)
             ways.append(f"{len(metadata.videos)} videos in the result, {size / 1e6:,.1f} MB")
         with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
             read = open_rows(result, format="store" if is_store else "rows").watched(first_rows.add)
-            found = rows_digest(read.watched(lambda batch: advance(batch.num_rows)))
+            found = base.rows_digest(read.watched(lambda batch: advance(batch.num_rows)))
         if found != digest:
             job.discard()
             raise DataError(
@@ -290,7 +279,7 @@ def _write_parts(
     job: Job,
     batches: Iterator[pa.RecordBatch],
     schema: pa.Schema,
-    begin: Callable[[int], ShardWriter | SegmentWriter],
+    begin: Callable[[int], base.ShardWriter | SegmentWriter],
     most_bytes: int,
 ) -> None:
     """Write rows in parts of about ``most_bytes``.
@@ -310,7 +299,7 @@ def _write_parts(
     rest: list[pa.RecordBatch] = []  # the rows of a batch behind the last finished part
 
     def digest_of(part: Part) -> str:
-        digest = RowDigest(schema)
+        digest = base.RowDigest(schema)
         while digest.rows < part.rows and (batch := rest.pop() if rest else next(batches, None)) is not None:
             left = part.rows - digest.rows
             digest.update(batch.slice(0, left))
@@ -322,7 +311,7 @@ def _write_parts(
     following = chain(rest, batches)
     while not job.complete:
         with begin(len(job.parts)) as writer:
-            read = RowDigest(schema)
+            read = base.RowDigest(schema)
             for batch in following:
                 read.update(batch)
                 writer.write(batch)
@@ -443,7 +432,7 @@ def preprocess(
             advance(resumed)
             _make_parts(job, replace(work, folder=job.folder), blocks, num_workers, advance)
         made = _noted_schema(job.facts)
-        parts, whole = [job.parts[number] for number, _, _ in blocks], RowDigest(made)
+        parts, whole = [job.parts[number] for number, _, _ in blocks], base.RowDigest(made)
         for part in parts:
             digest = quick_digest(made)
             file = job.folder / next(iter(part.files))
@@ -456,8 +445,10 @@ def preprocess(
         job.facts["digest"] = whole.hexdigest()
         job.save()
         result = job.result_folder()
-        counts = link_parts(job.folder, result, {name: part.rows for part in parts for name in part.files}, "arrow")
-        describe(result, dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
+        counts = base.link_parts(
+            job.folder, result, {name: part.rows for part in parts for name in part.files}, "arrow"
+        )
+        base.describe(result, base.dataset_schema(made, metadata, "preprocess"), metadata, counts, whole.hexdigest())
         shutil.copyfile(job.folder / NOTE, result / _MADE)
         job.finish(result, target)
     return Conversion(str(target), len(snapshot), whole.hexdigest(), resumed, len(counts))
@@ -491,7 +482,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, DatasetMetadata]:
     """Return the snapshot and the metadata of ``rows``, in any form that ``preprocess`` takes."""
     if isinstance(rows, str | os.PathLike):
         rows = open_rows(rows)
-    if isinstance(rows, RowStream):
+    if isinstance(rows, base.RowStream):
         rows = rows.to_store()
     elif not isinstance(rows, Store | Snapshot):
         said = (
@@ -581,9 +572,9 @@ class Work:
         except Exception as error:  # the user's code may raise any error
             raise WorkerError(f"{where}: the function raised {type(error).__name__}: {error}") from error
         table = _replaced(table, given, returned, where)
-        schema = dataset_schema(table.schema, self.metadata, "preprocess")
-        with ShardWriter(self.folder, number, "arrow", schema) as writer:
-            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        schema = base.dataset_schema(table.schema, self.metadata, "preprocess")
+        with base.ShardWriter(self.folder, number, "arrow", schema) as writer:
+            for batch in table.to_batches(max_chunksize=base.BATCH_ROWS):
                 writer.write(batch)
             names, _ = writer.finish()
         part = Part.written(self.folder, names, begin, end - begin, contents(source), contents(table))
@@ -623,16 +614,16 @@ def contents(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def quick_digest(schema: pa.Schema) -> RowDigest:
+def quick_digest(schema: pa.Schema) -> base.RowDigest:
     """Return a digest of rows that detects accidental changes; it is computed many times as fast as SHA-256."""
-    return RowDigest(schema, RunningDigest)
+    return base.RowDigest(schema, RunningDigest)
 
 
 def _with_images(table: pa.Table, snapshot: Snapshot, where: str) -> pa.Table:
     """Return the rows; an image that a row names by path is replaced by the bytes of the image file."""
     roots = tuple(dict.fromkeys(root for segment in snapshot.segments for root in segment.image_roots))
-    stream = RowStream(where, "rows", table.schema, lambda: iter(table.to_batches()), image_roots=roots)
-    inside = embedded(stream)
+    stream = base.RowStream(where, "rows", table.schema, lambda: iter(table.to_batches()), image_roots=roots)
+    inside = base.embedded(stream)
     return table if inside is stream else pa.Table.from_batches(list(inside), table.schema).combine_chunks()
 
 
