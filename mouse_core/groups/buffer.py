@@ -30,6 +30,7 @@ from mouse_core.errors import (
 )
 from mouse_core.files.locking import Descriptor, lock, this_process, unlock
 from mouse_core.files.writing import make_folder, storing, write_at
+from mouse_core.groups import stored
 from mouse_core.groups.files import BATCHES, STATE, GroupFile, check_codec, declare, read_groups
 from mouse_core.groups.records import (
     Columns,
@@ -41,20 +42,6 @@ from mouse_core.groups.records import (
     uids_of,
     version_name,
     with_columns,
-)
-from mouse_core.groups.stored import (
-    BatchFiles,
-    StoredBatch,
-    StoredGroup,
-    StoredRollouts,
-    VersionChange,
-    Wanted,
-    encode,
-    encode_parts,
-    open_index,
-    read_ahead,
-    read_wanted,
-    write_batch,
 )
 from mouse_core.groups.waiting import RolloutCache, SealingPlan, Waiting
 from mouse_core.spec import check_count
@@ -110,10 +97,10 @@ class Making:
         self.maker: Any = maker
         self.takes_groups = hasattr(maker, "add_group")
         self._coming: deque[RolloutRecord] = deque()
-        self._ready: deque[StoredGroup] = deque()
+        self._ready: deque[stored.StoredGroup] = deque()
         self._batch: list[RLExample] | None = None
 
-    def resume(self, groups: Sequence[StoredGroup], batches: Sequence[StoredBatch]) -> None:
+    def resume(self, groups: Sequence[stored.StoredGroup], batches: Sequence[stored.StoredBatch]) -> None:
         """Restore the maker from a folder's groups and stored batches.
 
         Raises:
@@ -127,10 +114,10 @@ class Making:
             return
         used = {uid for batch in batches for uid in batch.uids}
         left = [group for group in groups if not used.issuperset(group.uids)]
-        for group, rollouts in zip(left, read_ahead(left), strict=True):
+        for group, rollouts in zip(left, stored.read_ahead(left), strict=True):
             self._feed(group, [rollout for rollout in rollouts if rollout.rollout_uid not in used])
 
-    def feed(self, groups: Sequence[StoredGroup]) -> None:
+    def feed(self, groups: Sequence[stored.StoredGroup]) -> None:
         """Pass sealed groups to the maker, each rollout once, even if the maker raises an error for a rollout."""
         if self.takes_groups:
             for group in groups:
@@ -153,10 +140,10 @@ class Making:
         self._feed_coming()
         while self._ready:
             together = list(islice(self._ready, _TOGETHER))
-            for rollouts in read_wanted([(group, range(len(group.uids)), ()) for group in together]):
+            for rollouts in stored.read_wanted([(group, range(len(group.uids)), ()) for group in together]):
                 self._feed(self._ready.popleft(), rollouts)
 
-    def _feed(self, group: StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
+    def _feed(self, group: stored.StoredGroup, rollouts: Iterable[RolloutRecord]) -> None:
         """Pass the rollouts of a group to the maker, and remove them from the cache."""
         self._coming.extend(rollouts)
         if group.cache is not None:
@@ -371,7 +358,7 @@ class Owner(Descriptor):
 _RETRY_SECONDS = 5.0
 
 
-class RolloutBuffer(BatchFiles):
+class RolloutBuffer(stored.BatchFiles):
     """Stores rollouts on disk in groups, and batches of rollouts.
 
     A group is the rollouts of one policy version on one problem. To seal a group means to write it to a Parquet file. A
@@ -455,7 +442,7 @@ class RolloutBuffer(BatchFiles):
 
     def _open(self, sealing: dict[str, Any], memory_bytes: int) -> None:
         """Read the files and logs of the folder, which this process owns, and restore the batch maker."""
-        index, self._index_log = open_index(self._root)
+        index, self._index_log = stored.open_index(self._root)
         self._parts = index.parts  # the sealed groups, in order
         self._stored = index.batches
         # The uids of all rollouts, each with the number of its sealed group; -1: not sealed.
@@ -481,15 +468,15 @@ class RolloutBuffer(BatchFiles):
             self._making.ask("set_policy_version", change.version)
         self._resume()
 
-    def _mark_lost(self, change: VersionChange) -> None:
+    def _mark_lost(self, change: stored.VersionChange) -> None:
         """Mark sealed groups as lost if their version is newer than the version to which the trainer went back."""
         before = [part for part in self._parts if part.number < change.sealed]
         ahead = {part.key.policy_version: self._versions.is_ahead(part.key.policy_version) for part in before}
         self._lost.update(part.place for part in before if ahead[part.key.policy_version])
 
-    def _groups(self, parts: Sequence[GroupFile]) -> list[StoredGroup]:
+    def _groups(self, parts: Sequence[GroupFile]) -> list[stored.StoredGroup]:
         """Return all groups except groups of lost versions."""
-        return [StoredGroup(self._root, part, self._cache) for part in parts if part.place not in self._lost]
+        return [stored.StoredGroup(self._root, part, self._cache) for part in parts if part.place not in self._lost]
 
     def _resume(self) -> None:
         """Restore the batch maker from the groups and the stored batches."""
@@ -555,12 +542,12 @@ class RolloutBuffer(BatchFiles):
         return self._waiting.count
 
     def rollouts(
-        self, *, environment: str | None = None, policy_version: Wanted = None, example_id: Wanted = None
-    ) -> StoredRollouts:
+        self, *, environment: str | None = None, policy_version: stored.Wanted = None, example_id: stored.Wanted = None
+    ) -> stored.StoredRollouts:
         """Return the rollouts that are sealed so far; see ``open_rollouts`` for arguments and errors."""
         with self._lock:
             parts = list(self._parts)
-        return StoredRollouts(self._root, parts, environment, policy_version, example_id)
+        return stored.StoredRollouts(self._root, parts, environment, policy_version, example_id)
 
     def rollout(self, rollout_uid: str) -> RolloutRecord:
         """Return a rollout, sealed or not; only the file of its group is read.
@@ -756,7 +743,7 @@ class RolloutBuffer(BatchFiles):
         """Register groups that were written to files."""
         # The files have the same content, so an error of the log loses nothing.
         with contextlib.suppress(StorageError):
-            self._index_log.append(encode_parts(parts), sync=False)
+            self._index_log.append(stored.encode_parts(parts), sync=False)
         self._making.feed(self._groups(parts))
         if not self._making.takes_groups:
             self._cache.drop(uid for part in parts for uid in part.uids)
@@ -811,8 +798,8 @@ class RolloutBuffer(BatchFiles):
             # All groups of later versions are lost. Incomplete groups are sealed first, because later rollouts of these
             # versions belong to another policy. The maker is then restored as after a restart.
             self._carry_out(self._waiting.ahead(Versions(latest=latest)))
-            change = VersionChange(latest, self._number)
-            self._index_log.append(encode("version", [latest], [change.sealed]), sync=self._sync)
+            change = stored.VersionChange(latest, self._number)
+            self._index_log.append(stored.encode("version", [latest], [change.sealed]), sync=self._sync)
             goes_back = self._versions.set_latest(latest)
             if goes_back:
                 self._mark_lost(change)
@@ -853,11 +840,11 @@ class RolloutBuffer(BatchFiles):
             versions = [example.policy_version for example in examples]
             behind = [self._versions.behind(version) if version else None for version in versions]
             options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
-            stored = write_batch(self._root, self._index_log, examples, metadata, uids, behind, **options)
-            self._stored.append(stored)
+            batch = stored.write_batch(self._root, self._index_log, examples, metadata, uids, behind, **options)
+            self._stored.append(batch)
             self._making.stored()
             self._wake()
-        return stored.batch_id
+        return batch.batch_id
 
     def batch_at(self, index: int, batch_size: int | None = None) -> str | None:
         """Return the id of the stored batch with the index ``index``. All callers receive the same id.

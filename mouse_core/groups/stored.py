@@ -31,23 +31,7 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, Missing
 from mouse_core.files.log import Log, follow_log, read_log
 from mouse_core.files.reading import json_object, reading
 from mouse_core.files.writing import remove, remove_leftovers, storing, write_file
-from mouse_core.groups.files import (
-    BATCHES,
-    EXAMPLES,
-    STATE,
-    GroupFile,
-    encode_part,
-    examples_to_table,
-    examples_with,
-    find_parts,
-    folder_name,
-    read_declared,
-    read_groups,
-    read_metadata,
-    read_part,
-    refuse_missing,
-    table_to_examples,
-)
+from mouse_core.groups import files
 from mouse_core.groups.records import (
     NO_COLUMNS,
     Columns,
@@ -126,7 +110,7 @@ class Index:
         gone: Names of missing files of groups.
     """
 
-    parts: list[GroupFile] = field(default_factory=list)
+    parts: list[files.GroupFile] = field(default_factory=list)
     batches: list[StoredBatch] = field(default_factory=list)
     changes: list[VersionChange] = field(default_factory=list)
     declared: Columns = NO_COLUMNS
@@ -143,7 +127,7 @@ def encode(kind: str, *columns: Sequence[Any]) -> bytes:
     return kind.encode() + b"\n" + bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
 
 
-def encode_parts(parts: Sequence[GroupFile]) -> bytes:
+def encode_parts(parts: Sequence[files.GroupFile]) -> bytes:
     """Return the record of sealed groups."""
     names = _RECORDS["groups"].names[len(GroupKey._fields) :]
     keys = zip(*(part.key for part in parts), strict=True)
@@ -160,7 +144,7 @@ def _decode(records: Sequence[bytes]) -> Index:
         rows = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
         columns = [_tuples(one) if pa.types.is_list(one.type) else one.to_pylist() for one in rows.columns]
         if kind == b"groups":
-            index.parts += map(GroupFile, map(GroupKey, *columns[:3]), *columns[3:])
+            index.parts += map(files.GroupFile, map(GroupKey, *columns[:3]), *columns[3:])
         elif kind == b"batches":
             index.batches += map(StoredBatch, *columns)
         elif kind == b"version":
@@ -185,7 +169,7 @@ def _tuples(lists: pa.Array) -> list[Any]:
 
 def index_path(root: Path) -> Path:
     """Return the path of the log."""
-    return root / STATE / "index.log"
+    return root / files.STATE / "index.log"
 
 
 def open_index(root: Path) -> tuple[Index, Log]:
@@ -204,7 +188,7 @@ def open_index(root: Path) -> tuple[Index, Log]:
             log.append(encode("batches", *zip(*batches, strict=True)), sync=True)
         if gone:
             log.append(encode("gone", gone), sync=False)
-        if (declared := read_declared(root)) != index.declared:
+        if (declared := files.read_declared(root)) != index.declared:
             log.append(encode("declared", [declared.to_json()]), sync=True)
     except BaseException:
         log.close()
@@ -215,26 +199,26 @@ def open_index(root: Path) -> tuple[Index, Log]:
 
 def _compare(
     root: Path, records: Sequence[bytes], *, clean: bool
-) -> tuple[Index, list[GroupFile], list[StoredBatch], list[str]]:
+) -> tuple[Index, list[files.GroupFile], list[StoredBatch], list[str]]:
     """Compare the index with the files; return the corrected index, the groups and batches that the index lacked, and
     the files that are missing.
     """
     index = _decode(records)
-    declared = read_declared(root)
-    refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
+    declared = files.read_declared(root)
+    files.refuse_missing(root, declared, index.declared, max((part.declared for part in index.parts), default=0))
     with storing(f"folder {root}"):
-        files = _files(root, clean=clean)
-        stored = files.pop(BATCHES, [])
-    there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
-    by_place = {(folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
+        present = _files(root, clean=clean)
+        stored = present.pop(files.BATCHES, [])
+    there = {(folder, name) for folder, names in present.items() for name in names if name.startswith("part-")}
+    by_place = {(files.folder_name(part.key.environment), part.name, part.first): part for part in index.parts}
     parts = [part for place, part in by_place.items() if place[:2] in there]
     unknown = sorted(there.difference(place[:2] for place in by_place))
     with ThreadPoolExecutor(THREADS) as pool:
         groups = in_order(
-            pool, partial(find_parts, declared=declared), [root / folder / name for folder, name in unknown]
+            pool, partial(files.find_parts, declared=declared), [root / folder / name for folder, name in unknown]
         )
         found = sorted(chain.from_iterable(groups), key=lambda part: (part.number, part.name, part.first))
-    refuse_missing(root, declared, NO_COLUMNS, max((part.declared for part in found), default=0))
+    files.refuse_missing(root, declared, NO_COLUMNS, max((part.declared for part in found), default=0))
     gone = sorted({"/".join(place[:2]) for place in by_place if place[:2] not in there} - index.gone)
     if gone:
         warnings.warn(
@@ -247,7 +231,7 @@ def _compare(
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
     known = {batch.name for batch in index.batches}
     new = [
-        StoredBatch(name, _used(root / BATCHES / name))
+        StoredBatch(name, _used(root / files.BATCHES / name))
         for name in sorted(stored, key=lambda name: (name.rpartition("_")[2].zfill(40), name))
         if name.startswith("batch_") and name not in known
     ]
@@ -280,7 +264,7 @@ _USED = b"mouse_batch_rollouts"
 
 def _used(path: Path) -> tuple[str, ...]:
     """Return the uids of the rollouts that a batch used, from its file."""
-    rows, metadata = read_part(path, lambda found, _: EXAMPLES, ["rollout_uid"])
+    rows, metadata = files.read_part(path, lambda found, _: files.EXAMPLES, ["rollout_uid"])
     if _USED not in metadata:
         return tuple(filter(None, rows.column(0).to_pylist()))
     with reading(path):
@@ -311,13 +295,13 @@ class BatchFiles:
             StorageError: The batch's file cannot be read.
         """
         path = self._find(batch_id)
-        rows, metadata = read_part(path, lambda _, metadata: examples_with(_declared(path, metadata)))
-        return table_to_examples(rows, _declared(path, metadata))
+        rows, metadata = files.read_part(path, lambda _, metadata: files.examples_with(_declared(path, metadata)))
+        return files.table_to_examples(rows, _declared(path, metadata))
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """Return the batch maker's metadata of a stored batch; raises the errors of ``read_batch``."""
         path = self._find(batch_id)
-        return dict(json_object(path, read_metadata(path).get(_METADATA, b"{}")))
+        return dict(json_object(path, files.read_metadata(path).get(_METADATA, b"{}")))
 
     def batch_staleness(self, batch_id: str) -> npt.NDArray[np.float64]:
         """Return how many versions each example was behind the newest version when its batch was created, ``[B]``; NaN
@@ -331,7 +315,7 @@ class BatchFiles:
             MissingFieldError, DataError, StorageError: See ``read_batch``.
         """
         path = self._find(batch_id)
-        metadata = read_metadata(path)
+        metadata = files.read_metadata(path)
         with reading(path):
             return np.array(json.loads(metadata[_STALENESS]), np.float64)
 
@@ -340,7 +324,7 @@ class BatchFiles:
         stored = list(self._stored)
         for batch in reversed(stored):
             if batch.batch_id == batch_id:
-                return self._root / BATCHES / batch.name
+                return self._root / files.BATCHES / batch.name
         raise MissingFieldError(f"batch: expected the id of one of {len(stored)} stored batches, found {batch_id!r}")
 
 
@@ -404,10 +388,10 @@ def write_batch(
     declared = common_columns(batch)
     if declared:
         noted[_COLUMNS] = declared.to_json().encode()
-    rows = pa.Table.from_batches([examples_to_table(batch, declared)])
-    batch_id, content = encode_part(rows, compression, noted)
+    rows = pa.Table.from_batches([files.examples_to_table(batch, declared)])
+    batch_id, content = files.encode_part(rows, compression, noted)
     stored = StoredBatch(f"batch_{batch_id}_{int(time.time())}.parquet", uids)
-    path = root / BATCHES / stored.name
+    path = root / files.BATCHES / stored.name
     try:
         write_file(path, content, sync=sync, only_writer=True)
         # After a crash here, the file exists, and a restart adds it to the log. The log must contain every batch,
@@ -439,7 +423,7 @@ class StoredGroup:
     """
 
     root: Path = field(repr=False)
-    part: GroupFile
+    part: files.GroupFile
     cache: RolloutCache | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -476,7 +460,7 @@ class StoredGroup:
             DataError: The file is damaged; the message names it.
             StorageError: The file cannot be read.
         """
-        return read_groups([self.part], self.root)[0]
+        return files.read_groups([self.part], self.root)[0]
 
 
 def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
@@ -488,7 +472,7 @@ def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
     """
 
     def read(some: Sequence[StoredGroup]) -> list[list[RolloutRecord]]:
-        return read_groups([group.part for group in some], some[0].root)
+        return files.read_groups([group.part for group in some], some[0].root)
 
     pieces = [groups[first : first + _GROUPS_AT_ONCE] for first in range(0, len(groups), _GROUPS_AT_ONCE)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -542,7 +526,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     def __init__(
         self,
         root: Path,
-        parts: Sequence[GroupFile],
+        parts: Sequence[files.GroupFile],
         environment: str | None = None,
         policy_version: Wanted = None,
         example_id: Wanted = None,
@@ -588,7 +572,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         last = self._last
         if number not in last:
             numbers = self._by_file[self._parts[number].path(self._root)]
-            read = read_groups([self._parts[other] for other in numbers], self._root)
+            read = files.read_groups([self._parts[other] for other in numbers], self._root)
             self._last = last = dict(zip(numbers, read, strict=True))
         return last[number][row - int(self._ends[number])]  # counted from the end of the group
 

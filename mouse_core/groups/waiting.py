@@ -27,17 +27,7 @@ import pyarrow as pa
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.files.log import Log
 from mouse_core.files.writing import beside, storing, sync_files, write_partial
-from mouse_core.groups.files import (
-    STATE,
-    GroupFile,
-    encode_groups,
-    folder_name,
-    refuse_missing,
-    rollouts_to_table,
-    rollouts_with,
-    table_to_rollouts,
-    writing_files,
-)
+from mouse_core.groups import files
 from mouse_core.groups.records import NO_COLUMNS, Columns, GroupKey, RolloutRecord, Versions, nbytes_of
 
 # A log with more bytes than the first number is rewritten when most of its rollouts are sealed; the second number is
@@ -184,7 +174,7 @@ class Waiting:
         gone = set(sealed)
 
         def restore(begin: int, record: bytes) -> None:
-            refuse_missing(root, declared, NO_COLUMNS, int.from_bytes(record[4:8], "little"))
+            files.refuse_missing(root, declared, NO_COLUMNS, int.from_bytes(record[4:8], "little"))
             times, rollouts = _decode(record, declared)
             self._logged += len(rollouts)
             for time, rollout in zip(times, rollouts, strict=True):
@@ -194,7 +184,7 @@ class Waiting:
                     self.groups.setdefault(rollout.key, WaitingGroup(time)).rollouts.append(own)
                     cache.put([rollout])
 
-        self._log = Log(root / STATE / "waiting.log", restore)
+        self._log = Log(root / files.STATE / "waiting.log", restore)
 
     @property
     def count(self) -> int:
@@ -280,7 +270,7 @@ class Waiting:
 
     # ------------------------------------------------------------------ changes
 
-    def carry_out(self, plan: SealingPlan, number: int) -> list[GroupFile]:
+    def carry_out(self, plan: SealingPlan, number: int) -> list[files.GroupFile]:
         """Write rollouts of groups that are not sealed to the log, and write the sealed groups to files.
 
         Args:
@@ -345,20 +335,20 @@ class Waiting:
 
     # ------------------------------------------------------------------ files
 
-    def _write(self, plan: SealingPlan, number: int) -> list[GroupFile]:
+    def _write(self, plan: SealingPlan, number: int) -> list[files.GroupFile]:
         """Write the sealed groups to files; groups of one environment share files. Either all files are written or
         none.
         """
-        folders = [str(self._root / folder_name(name)) for name in {key.environment for key, _ in plan.sealed}]
+        folders = [str(self._root / files.folder_name(name)) for name in {key.environment for key, _ in plan.sealed}]
         made = [folder for folder in folders if not os.path.isdir(folder)]
         shared = _shared(plan.sealed, number)
-        parts: list[GroupFile] = []
+        parts: list[files.GroupFile] = []
         syncing: list[Future[None]] = []
         with storing(f"folder {self._root}"):
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
         synced = [*([str(self._root)] if made else []), *folders]
-        with writing_files(self._root, synced, sync=self._sync) as paths:
+        with files.writing_files(self._root, synced, sync=self._sync) as paths:
             if len(shared) == 1:
                 for written, path in map(self._write_file, self._files(shared, plan.new)):
                     parts += written
@@ -384,17 +374,21 @@ class Waiting:
         """Yield, for each file, the indices of its groups, the groups' rollouts, and the rollouts as Arrow."""
         for together in (shared[at : at + _TOGETHER] for at in range(0, len(shared), _TOGETHER)):
             loaded = self.load([group for file in together for _, group in file], new)
-            rows = rollouts_to_table(list(chain.from_iterable(loaded)), self._declared)
+            rows = files.rollouts_to_table(list(chain.from_iterable(loaded)), self._declared)
             ends = list(accumulate(map(len, loaded), initial=0))
             cuts = accumulate(map(len, together), initial=0)
             for file, (begin, end) in zip(together, pairwise(cuts), strict=True):
                 table = pa.Table.from_batches([rows.slice(ends[begin], ends[end] - ends[begin])])
                 yield [place for place, _ in file], loaded[begin:end], table
 
-    def _write_file(self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]) -> tuple[list[GroupFile], str]:
+    def _write_file(
+        self, file: tuple[list[int], list[list[RolloutRecord]], pa.Table]
+    ) -> tuple[list[files.GroupFile], str]:
         """Write a temporary file; return the properties of its groups, and the final path."""
         numbers, groups, rows = file
-        parts, content = encode_groups(groups, rows, self._compression, numbers=numbers, declared=len(self._declared))
+        parts, content = files.encode_groups(
+            groups, rows, self._compression, numbers=numbers, declared=len(self._declared)
+        )
         path = str(parts[0].path(self._root))
         write_partial(path, content)
         return parts, path
@@ -404,17 +398,17 @@ def _shared(
     groups: Sequence[tuple[GroupKey, Sequence[Unsealed]]], number: int
 ) -> list[list[tuple[int, Sequence[Unsealed]]]]:
     """Return the groups of each file, with their indices, which begin at ``number``."""
-    files: list[list[tuple[int, Sequence[Unsealed]]]] = []
+    shared: list[list[tuple[int, Sequence[Unsealed]]]] = []
     last: dict[str, tuple[list[tuple[int, Sequence[Unsealed]]], int]] = {}
     for place, (key, group) in enumerate(groups, number):
         file, held = last.get(key.environment, ([], 0))
         tokens = sum([one.tokens for one in group])
         if not file or len(file) == _SHARING or held + tokens > _TOKENS:
             file, held = [], 0
-            files.append(file)
+            shared.append(file)
         file.append((place, group))
         last[key.environment] = file, held + tokens
-    return files
+    return shared
 
 
 def _age(item: tuple[GroupKey, WaitingGroup]) -> tuple[float, GroupKey]:
@@ -434,12 +428,12 @@ def _encode(times: Sequence[float], rollouts: Sequence[RolloutRecord], declared:
     # Columns are never removed, so the number of columns identifies the columns.
     since = np.asarray(times, "<f8")
     head = len(since).to_bytes(4, "little") + len(declared).to_bytes(4, "little")
-    return head + since.tobytes() + bytes(rollouts_to_table(rollouts, declared).serialize())
+    return head + since.tobytes() + bytes(files.rollouts_to_table(rollouts, declared).serialize())
 
 
 def _decode(record: bytes, declared: Columns) -> tuple[list[float], list[RolloutRecord]]:
     begin = 8 + 8 * int.from_bytes(record[:4], "little")
     known = declared.first(int.from_bytes(record[4:8], "little"))
-    rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), rollouts_with(known))
+    rows = pa.ipc.read_record_batch(pa.py_buffer(record[begin:]), files.rollouts_with(known))
     times = np.frombuffer(record[8:begin], "<f8").tolist()
-    return times, table_to_rollouts(rows, declared=declared)
+    return times, files.table_to_rollouts(rows, declared=declared)
