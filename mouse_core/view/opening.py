@@ -34,8 +34,6 @@ from mouse_core.store.views import Store
 
 Int64s = npt.NDArray[np.int64]
 
-_ORDERS_KEPT = 8
-
 
 @dataclass(frozen=True)
 class Query:
@@ -56,12 +54,6 @@ class Query:
     high: Mapping[str, float | str] = field(default_factory=dict)
     has: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The key under which the result of the query is cached."""
-        limits = (tuple(sorted(one.items())) for one in (self.low, self.high, self.has))
-        return (self.sort, self.down, *limits)
-
 
 class EpisodeList:
     """The episodes of a store as columns for sorting and filtering.
@@ -76,7 +68,7 @@ class EpisodeList:
         self.table, self._labels = table, list(labels)
         self.names = [one.name for one in table.schema if not pa.types.is_nested(one.type)]
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        self._orders: dict[tuple[Any, ...], Int64s] = {}
+        self._last: tuple[Query, Int64s] | None = None  # a page that is scrolled repeats its query
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -101,9 +93,9 @@ class EpisodeList:
         Raises:
             ConfigError: A column does not exist, or a limit for a numeric column is not a number.
         """
-        known = self._orders.get(query.key)
-        if known is not None:
-            return known
+        last = self._last
+        if last is not None and last[0] == query:
+            return last[1]
         kept = np.ones(len(self), np.bool_)
         for name, text in query.has.items():
             kept &= _contains(self.values(name), text)
@@ -117,9 +109,7 @@ class EpisodeList:
                     kept &= meets(values, self._limit(name, limit))
         (found,) = np.nonzero(kept)
         order = _sorted(found, self.values(query.sort), query.down)
-        while len(self._orders) >= _ORDERS_KEPT:
-            self._orders.pop(next(iter(self._orders)))
-        self._orders[query.key] = order
+        self._last = query, order
         return order
 
     def _limit(self, name: str, given: float | str) -> float:
