@@ -187,17 +187,15 @@ class InitialState:
 
     def _look(self, part: Any, where: str) -> None:
         for key, child in _items(part):
-            self._look_at(child, f"{where}[{key!r}]")
-
-    def _look_at(self, value: Any, where: str) -> None:
-        if _is_part(value):
-            self._parts.add(where)
-            if _is_container(value):
-                self._look(value, where)
-        elif _is_memory(value):
-            self._objects[where] = weakref.ref(value)
-        elif _is_own_tree(value):
-            self._leaves[where] = _places(value)
+            place = f"{where}[{key!r}]"
+            if _is_part(child):
+                self._parts.add(place)
+                if _is_container(child):
+                    self._look(child, place)
+            elif _is_memory(child):
+                self._objects[place] = weakref.ref(child)
+            elif _is_own_tree(child):
+                self._leaves[place] = list(_leaves(child))
 
     def has(self, value: Any, where: str) -> bool:
         """Whether this tensor or array object was in the initial state at ``where``."""
@@ -210,7 +208,7 @@ class InitialState:
             ConfigError: The object, for example a module, an optimizer or a tree of JAX, was added after the first
                 step.
         """
-        if where in self._parts if _is_part(value) else self._leaves.get(where) == _places(value):
+        if where in self._parts if _is_part(value) else self._leaves.get(where) == list(_leaves(value)):
             return
         raise ConfigError(
             f"{where}: expected numbers, texts, arrays, dicts and lists of these, or an object of the initial state of "
@@ -218,23 +216,22 @@ class InitialState:
         )
 
 
-def taken(part: Any, where: str = "state", begun: InitialState | None = None) -> Plain:
+def taken(
+    part: Any, where: str = "state", begun: InitialState | None = None, numbers: dict[int, int] | None = None
+) -> Plain:
     """Return the state of a part.
 
     Args:
         part: The part.
         where: The name of the state in error messages.
         begun: The state before the first step; None: the current state.
+        numbers: The index of each array of the whole state, by its identity, because an array may occur at several
+            paths.
 
     Raises:
         ConfigError: A value cannot be stored, or cannot be restored.
     """
-    return _taken(part, where, begun, {})
-
-
-def _taken(part: Any, where: str, begun: InitialState | None, numbers: dict[int, int]) -> Plain:
-    """Return the state of a part; ``numbers`` gives each array an index, because an array may occur at several
-    paths."""
+    numbers = {} if numbers is None else numbers
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
     if _is_nnx(part):
@@ -262,7 +259,7 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
     if _is_part(child):
         if begun is not None and not isinstance(child, dict | list):
             begun.check(child, where)
-        return _taken(child, where, begun, numbers)
+        return taken(child, where, begun, numbers)
     if fixed:
         raise ConfigError(
             f"{where}: expected an object that can be restored in place, found {type(child).__name__}; put it in "
@@ -280,25 +277,25 @@ def _taken_child(child: Any, where: str, fixed: bool, begun: InitialState | None
     return {"whole": plain(child, where), "memory": numbers.setdefault(id(child), len(numbers)), "stays": stays}
 
 
-def give(part: Any, state: Plain, where: str = "state") -> None:
+def give(part: Any, state: Plain, where: str = "state", made: dict[int, Any] | None = None) -> None:
     """Restore a part from a state that ``taken`` returned, for the same part or for an equal part of another process.
+
+    Args:
+        part: The part.
+        state: The state.
+        where: The name of the state in error messages.
+        made: The restored arrays by the indices under which they were saved.
 
     Raises:
         StateError: The state belongs to another part.
     """
-    _give(part, state, where, {})
-
-
-def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
-    """Restore a part; ``made`` has the restored arrays by the indices under which they were saved."""
-    if _is_container(part):
-        form = next((name for name in ("dict", "list", "tuple") if name in state), None)
-        if form is None:
-            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another type")
-        _give_children(part, state[form], where, made)
-        return
-    if "part" not in state:
+    forms = ("dict", "list", "tuple") if _is_container(part) else ("part",)
+    form = next((name for name in forms if name in state), None)
+    if form is None:
         raise StateError(f"{where}: expected the state of a {type(part).__name__}, found the state of another type")
+    if form != "part":
+        _give_children(part, state[form], where, {} if made is None else made)
+        return
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(unplain(state["part"], where))
     elif _is_nnx(part):
@@ -346,7 +343,7 @@ def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
         raise StateError(
             f"{where}: expected an object of the same type as the saved object, found {type(before).__name__}"
         )
-    _give(part, entry, where, made)
+    give(part, entry, where, made)
     return part
 
 
@@ -436,32 +433,27 @@ def _is_simple(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | bytes | np.ndarray | np.generic)
 
 
-def _places(tree: Any) -> list[str]:
-    """Return the path of each leaf of a tree."""
-    from jax.tree_util import keystr, tree_flatten_with_path
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths."""
+    from jax.tree_util import keystr, tree_leaves_with_path
 
-    return [keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
+    return {keystr(path): leaf for path, leaf in tree_leaves_with_path(tree)}
 
 
 def _plain_leaves(tree: Any, where: str) -> Plain:
-    """Return the leaves of a tree by their paths."""
-    from jax.tree_util import keystr, tree_flatten_with_path
-
-    leaves, _ = tree_flatten_with_path(tree)
-    return {keystr(path): plain(leaf, f"{where}{keystr(path)}") for path, leaf in leaves}
+    return {place: plain(leaf, f"{where}{place}") for place, leaf in _leaves(tree).items()}
 
 
 def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
     """Return a tree with the structure of ``tree`` and the saved leaves."""
-    from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
+    from jax.tree_util import tree_structure, tree_unflatten
 
-    leaves, form = tree_flatten_with_path(tree)
-    places = [keystr(path) for path, _ in leaves]
-    if places != list(state):
-        different = (sorted(set(places) ^ set(state)) or places)[:3]
+    leaves = _leaves(tree)
+    if list(leaves) != list(state):
+        different = (sorted(leaves.keys() ^ state.keys()) or list(leaves))[:3]
         raise StateError(f"{where}: expected a tree with the saved structure, found different names: {different}")
     return tree_unflatten(
-        form, [_leaf_like(leaf, unplain(state[place], where)) for place, (_, leaf) in zip(places, leaves, strict=True)]
+        tree_structure(tree), [_leaf_like(leaf, unplain(state[place], where)) for place, leaf in leaves.items()]
     )
 
 
