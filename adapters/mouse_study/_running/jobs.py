@@ -174,7 +174,7 @@ class _Pool:
     def _start(self, name: str) -> None:
         own = self._own(name)
         own.mkdir(parents=True, exist_ok=True)
-        self._begun_at[name] = self._saved_step(name)
+        self._begun_at[name] = self._at_rest(name).step
         self._processes[name] = start(self._declared, self._folder, name, own / "log.txt")
         self._runs[name] = Progress("running", self._begun_at[name])
 
@@ -182,7 +182,7 @@ class _Pool:
         _close(self._processes.pop(name))
         now, log = replace(self._at_rest(name), loss=self._at_work(name).loss), self._own(name) / "log.txt"
         if now.state == "waiting":  # the process was ended by a signal and wrote no status
-            if self._saved_step(name) > self._begun_at[name]:
+            if now.step > self._begun_at[name]:
                 self._waiting.insert(0, name)
             else:
                 now = replace(now, state="stopped", error=f"ended by {_words(status)}; see {log}")
@@ -202,15 +202,12 @@ class _Pool:
         return Progress("running", last["step"] + 1, last["loss"])
 
     def _at_rest(self, name: str) -> Progress:
+        """Return the state and the step of a run's checkpoint."""
         facts = run_facts(self._own(name))
         state = facts.get("status", "partial")
         return Progress(
             "waiting" if state == "partial" else state, facts.get("steps", 0), error=facts.get("error") or ""
         )
-
-    def _saved_step(self, name: str) -> int:
-        """Return the step of a run's checkpoint."""
-        return int(run_facts(self._own(name)).get("steps", 0))
 
     def _own(self, name: str) -> Path:
         return self._folder / "runs" / name
@@ -219,15 +216,7 @@ class _Pool:
 def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
     """Start the process of a run; if ``run`` is None, start the process that creates the store. The process ends when
     this process ends."""
-    variant, framework, seed = run.split("/") if run else ("", "", "0")
-    request = {
-        "study": declared,
-        "folder": str(folder.resolve()),
-        "run": run,
-        "variant": variant,
-        "framework": framework,
-        "seed": int(seed),
-    }
+    request = {"study": declared, "folder": str(folder.resolve()), "run": run}
     with open(log, "ab") as output:
         output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} begins\n".encode())
         output.flush()

@@ -29,20 +29,8 @@ from mouse_study._running.folder import RECORDS, RUN
 from mouse_study.study import Context, Training, found
 
 # Import names of packages; the versions of those that a run imported are recorded.
-_NOTED = {
-    "mouse_core": "mouse-data",
-    "numpy": "numpy",
-    "pyarrow": "pyarrow",
-    "torch": "torch",
-    "tensordict": "tensordict",
-    "torchrl": "torchrl",
-    "jax": "jax",
-    "jaxlib": "jaxlib",
-    "flax": "flax",
-    "optax": "optax",
-    "grain": "grain",
-    "gymnasium": "gymnasium",
-}
+_FRAMEWORKS = ("torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "gymnasium")
+_NOTED = {"mouse_core": "mouse-data"} | {name: name for name in ("numpy", "pyarrow", *_FRAMEWORKS)}
 
 
 def memory_now() -> int | None:
@@ -137,13 +125,14 @@ class Worker:
     """A run in this process, resumed from its checkpoint.
 
     Args:
-        request: The study's declaration and the run, as ``jobs`` writes them.
-        folder: The folder of the run.
+        declared: The study's declaration.
+        folder: The folder of the study.
+        run: The name of the run.
     """
 
-    def __init__(self, request: Mapping[str, Any], folder: Path) -> None:
-        self.request, self.folder = request, folder
-        self.declared: Mapping[str, Any] = request["study"]
+    def __init__(self, declared: Mapping[str, Any], folder: Path, run: str) -> None:
+        self.declared, self.study, self.name = declared, folder, run
+        self.folder = folder / "runs" / run
         self.steps = int(self.declared["steps"])
         self.step = 0
         self.stopping = False
@@ -183,19 +172,19 @@ class Worker:
             self.note("done", digest=self.digest.hexdigest() if self.digest.windows else None)
 
     def _context(self) -> Context:
-        name = self.request["variant"]
-        options = dict(self.declared["variants"][name])
+        variant, framework, seed = self.name.split("/")
+        options = dict(self.declared["variants"][variant])
         own = options.pop("batches", {})
         store = self.declared["store"]
         return Context(
-            variant=name,
+            variant=variant,
             options=options,
-            framework=self.request["framework"],
-            seed=self.request["seed"],
+            framework=framework,
+            seed=int(seed),
             steps=self.steps,
             folder=self.folder,
             batches={**self.declared["batches"], **own},
-            opened=None if store is None else lambda: open_store(store, Path(self.request["folder"])),
+            opened=None if store is None else lambda: open_store(store, self.study),
         )
 
     def _take_steps(self, training: Training, next_batch: Callable[[], tuple[Any, ...]]) -> None:
@@ -377,15 +366,14 @@ def main() -> int:
     """Execute the request in the first line of the input."""
     request = json.loads(sys.stdin.buffer.readline())
     _end_with(sys.stdin.fileno())
-    folder = Path(request["folder"])
-    if request["run"] is None:
+    declared, folder, run = request["study"], Path(request["folder"]), request["run"]
+    if run is None:
         with Held(folder / "store.lock", "store", wait=True):
-            make_store(request["study"]["store"], folder)
+            make_store(declared["store"], folder)
         return 0
-    own = folder / "runs" / request["run"]
+    worker = Worker(declared, folder, run)
     # The process of a killed study may still be running.
-    with Held(own / "lock", "study", wait=True):
-        worker = Worker(request, own)
+    with Held(worker.folder / "lock", "study", wait=True):
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "stopping", True))
         try:
             worker.run()
