@@ -398,9 +398,11 @@ def load_study(path: str | os.PathLike[str]) -> Study:
     Raises:
         ConfigError: The file does not declare a study, or the study is invalid.
     """
-    file, name = _split(os.fspath(path))
+    before, colon, name = os.fspath(path).rpartition(":")
+    is_named = bool(colon) and name.isidentifier()
+    file = Path(before if is_named else path)
     module = load_file(file)
-    if name is not None:
+    if is_named:
         study = getattr(module, name, None)
         if not isinstance(study, Study):
             raise ConfigError(f"{file}: expected a Study named {name!r}, found {type(study).__name__}")
@@ -412,11 +414,6 @@ def load_study(path: str | os.PathLike[str]) -> Study:
             + ("; say which with FILE.py:NAME" if studies else "")
         )
     return next(iter(studies.values()))
-
-
-def _split(path: str) -> tuple[Path, str | None]:
-    before, colon, name = path.rpartition(":")
-    return (Path(before), name) if colon and name.isidentifier() else (Path(path), None)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -528,9 +528,7 @@ class AugmentMaskProbConfig:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value = check_number(f"AugmentMaskProbConfig: {option.name}", getattr(self, option.name))
-            if not 0 <= value <= 1:
-                raise ConfigError(f"AugmentMaskProbConfig: expected {option.name} in [0, 1], found {value}")
+            value = check_unit(f"AugmentMaskProbConfig: {option.name}", getattr(self, option.name))
             object.__setattr__(self, option.name, value)
 
 
