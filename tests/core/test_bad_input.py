@@ -560,7 +560,7 @@ def test_an_empty_store(make: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        ({"sampling": "lats"}, r"sampling: expected one of \['random', .* 'blocks'\].*found 'lats'"),
+        ({"sampling": "lats"}, r"sampling: expected one of \['random', .*\] or a WindowSampler, found 'lats'"),
         ({"sampling": None}, "sampling: expected .*found None"),
         ({"sampling": 3}, "sampling: expected .*found 3"),
         ({"sequence_length": 0}, "sequence_length: expected an integer of at least 1, found 0"),
