@@ -32,18 +32,8 @@ from mouse_core.errors import DataError, MouseError, SchemaError
 from mouse_core.files.manifest import add_manifest, add_parquet_checksum
 from mouse_core.files.reading import damaged, naming
 from mouse_core.files.writing import check_nothing_at, link_or_copy, making, remove
+from mouse_core.formats import columns
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats.columns import (
-    MISSING,
-    belongs_to,
-    bytes_a_row,
-    from_arrow,
-    is_metadata,
-    ordered,
-    rows_at_once,
-    schema_of,
-    to_batches,
-)
 from mouse_core.images.files import open_inside
 from mouse_core.metadata import DatasetMetadata, features_in, read_metadata, with_metadata
 from mouse_core.spec import Alignment
@@ -119,11 +109,11 @@ class RowStream:
             rows: A function that returns a new iterator over all rows, some rows at a time.
             **attributes: Other attributes of the stream.
         """
-        schema, where = schema_of(ordered(first)), os.fspath(path)
+        schema, where = columns.schema_of(columns.ordered(first)), os.fspath(path)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with naming(where):
-                yield from to_batches(rows(), schema, where=where)
+                yield from columns.to_batches(rows(), schema, where=where)
 
         metadata = in_stored_layout(attributes.pop("metadata", DatasetMetadata("arrived")), schema)
         return cls(where, format, schema, batches, metadata=metadata, **attributes)
@@ -258,11 +248,12 @@ def in_stored_layout(metadata: DatasetMetadata, schema: pa.Schema) -> DatasetMet
         metadata: The metadata to extend; existing fields are kept.
         schema: The schema of the rows.
     """
-    known = {MISSING, *(field.column for field in metadata.fields)}
+    known = {columns.MISSING, *(field.column for field in metadata.fields)}
     types = {
         column.name: column.type
         for column in schema
-        if column.name not in known and any(belongs_to(column.name, whole) for whole in ("observation", "action"))
+        if column.name not in known
+        and any(columns.belongs_to(column.name, whole) for whole in ("observation", "action"))
     }
     return metadata.replace(layout="stored", fields=[*fields_of_steps(types, schema.names), *metadata.fields])
 
@@ -351,30 +342,30 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
         # Metadata that only some episodes have are null in the others.
         partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
-        columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
-        if columns.get("reward", columns["done"]).size > batch.num_rows or "agent_done" in columns:
+        converted = {name: columns.from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
+        if converted.get("reward", converted["done"]).size > batch.num_rows or "agent_done" in converted:
             raise DataError(
                 "rows: expected one reward and one done per step, which the written format needs, found vector "
                 "rewards or the column 'agent_done'; DatasetStore.save can store such rows"
             )
-        after = np.concatenate([[ended], columns["done"][:-1] != 0])
+        after = np.concatenate([[ended], converted["done"][:-1] != 0])
         begins = after if steps is None else _begins(steps, after)
-        ended = bool(columns["done"][-1] != 0)
+        ended = bool(converted["done"][-1] != 0)
         edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
         for number, (start, stop) in enumerate(pairwise(edges)):
             if stop > start:
-                piece = {name: values[start:stop] for name, values in columns.items()}
+                piece = {name: values[start:stop] for name, values in converted.items()}
                 yield number > 0, piece | _whole(partial, start, stop)
 
 
 def episodes_of(rows: Any) -> Iterator[Columns]:
     """Yield rows as episodes; at most one episode is in memory at a time. See ``pieces_of``."""
     held: list[Columns] = []
-    for begins, columns in pieces_of(rows):
+    for begins, part in pieces_of(rows):
         if begins and held:
             yield _joined(held)
             held = []
-        held.append(columns)
+        held.append(part)
     if held:
         yield _joined(held)
 
@@ -386,21 +377,23 @@ def overlapping_pieces(rows: Any) -> Iterator[tuple[bool, Columns]]:
     """
     held: Columns = {}
     for begins, piece in pieces_of(rows):
-        columns = piece if begins or not held else _joined([held, piece])
-        held = {name: values[-1:] for name, values in columns.items()}
-        yield columns is piece, columns
+        joint = piece if begins or not held else _joined([held, piece])
+        held = {name: values[-1:] for name, values in joint.items()}
+        yield joint is piece, joint
 
 
 def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
     """Return rows ``start..stop - 1`` of the columns, without columns in which all rows are null."""
     parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
     return {
-        name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)
+        name: columns.from_arrow(part, where=f"column {name!r}")
+        for name, part in parts.items()
+        if part.null_count < len(part)
     }
 
 
 def _is_partial(name: str, array: pa.Array) -> bool:
-    return is_metadata(name) and (array.null_count > 0 or pa.types.is_null(array.type))
+    return columns.is_metadata(name) and (array.null_count > 0 or pa.types.is_null(array.type))
 
 
 def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -455,7 +448,9 @@ class ShardWriter:
             table = table.cast(self._schema).combine_chunks()
         if isinstance(self._writer, pq.ParquetWriter):
             # Encoding needs several times the memory of the rows, so each batch becomes a row group.
-            most = rows_at_once(bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES)
+            most = columns.rows_at_once(
+                columns.bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES
+            )
             for first in range(0, max(table.num_rows, 1), most):
                 self._writer.write_table(table.slice(first, most))
             return

@@ -22,15 +22,9 @@ import numpy.typing as npt
 from mouse_core.columns.episode_rows import Columns, done_codes
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, reading
+from mouse_core.formats import columns
 from mouse_core.formats._files.npz import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns import (
-    check_final,
-    named,
-    one_each,
-    rows_at_once,
-    transition_rows,
-)
 
 __all__ = ["read_dopamine"]
 
@@ -71,12 +65,12 @@ def read_dopamine(
     if not found:
         raise ConfigError(f"{path}: expected files $store$_observation_ckpt.<number>.gz, found none")
     numbers = sorted(found)
-    check_final(final, where=os.fspath(path))
+    columns.check_final(final, where=os.fspath(path))
     parts = [_Checkpoint(number, found[number]) for number in numbers]
     name = os.fspath(path)
 
     def rows(some: list[_Checkpoint], size: int, stack: int) -> Iterator[Columns]:
-        return transition_rows(_parts(some, size, stack), final=final, where=name)
+        return columns.transition_rows(_parts(some, size, stack), final=final, where=name)
 
     notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
     absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
@@ -162,7 +156,7 @@ class _Checkpoint:
                     arrays[store] = NpyRows(stream, where=str(file))
                     arrays[store].skip(start)
             width = sum(array.row_bytes for array in arrays.values())
-            size = rows_at_once(width, most=size, budget=_PIECE_BYTES)
+            size = columns.rows_at_once(width, most=size, budget=_PIECE_BYTES)
             for place in range(start, stop, size):
                 values = {}
                 for store, array in arrays.items():
@@ -197,11 +191,11 @@ def _parts(
 
 
 def _part(values: Columns, begins: npt.NDArray[np.bool_]) -> tuple[Columns, Columns, npt.NDArray[np.bool_]]:
-    arriving = named("action", values["action"])
-    arriving["reward"] = one_each(values, "reward")
-    arriving["done"] = done_codes(one_each(values, "terminal"))
+    arriving = columns.named("action", values["action"])
+    arriving["reward"] = columns.one_each(values, "reward")
+    arriving["done"] = done_codes(columns.one_each(values, "terminal"))
     arriving |= {f"metadata_{store}": array for store, array in values.items() if store not in _STORES}
-    return named("observation", values["observation"]), arriving, begins
+    return columns.named("observation", values["observation"]), arriving, begins
 
 
 # Marks of rows: an episode ended at the row before, so padding may begin here; an episode begins here.
@@ -235,7 +229,7 @@ class _Padding:
         """
         marks = self._marks
         if values is not None:
-            ended = one_each(values, "terminal").astype(bool)
+            ended = columns.one_each(values, "terminal").astype(bool)
             fresh = np.concatenate([[False], ended[:-1]]) * np.int8(_CHECK)
             fresh[0] = max(self._next, _CHECK if gap else 0)
             self._next = _CHECK if ended[-1] else 0

@@ -23,18 +23,11 @@ from mouse_core.columns.episode_rows import Columns
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, reading
+from mouse_core.formats import columns
 from mouse_core.formats._files.h5 import leaves
 from mouse_core.formats._files.npz import NpzTree
 from mouse_core.formats._files.on_disk import DREAMERV3
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns import (
-    check_batch_rows,
-    named,
-    one_each,
-    one_later,
-    rows_at_once,
-    step_numbers,
-)
 
 __all__ = ["read_dreamerv3"]
 
@@ -78,7 +71,7 @@ def read_dreamerv3(
             circle.
         SchemaError: Files have different arrays.
     """
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     root = Path(path)
     streams = _find_streams(root)
     first = streams[0][0]
@@ -159,7 +152,7 @@ def _read_rows(
     episode.
     """
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in keys.values())
-    most = rows_at_once(size, most=batch_rows)
+    most = columns.rows_at_once(size, most=batch_rows)
     names = [name for name in keys if name not in _FLAGS]
     for stream in streams:
         previous: Columns = {}
@@ -176,12 +169,12 @@ def _read_rows(
                     part = slice(first, min(first + most, chunk.length))
                     arrays = file.read([(name, part.start, part.stop) for name in names])
                     values = dict(zip(names, arrays, strict=True))
-                    rows = one_later(_actions(values, acting), previous, begins[part])
-                    reward = one_each(values, "reward")
+                    rows = columns.one_later(_actions(values, acting), previous, begins[part])
+                    reward = columns.one_each(values, "reward")
                     rows["reward"] = np.where(begins[part], 0, reward).astype(reward.dtype)
                     rows["done"] = done[part].astype(np.int64)
                     rows |= _observations({name: values[name] for name in names if name not in ("reward", *acting)})
-                    rows["episode_step"] = step_numbers(begins[part], step)
+                    rows["episode_step"] = columns.step_numbers(begins[part], step)
                     step = int(rows["episode_step"][-1]) + 1
                     yield rows
 
@@ -214,8 +207,10 @@ def _actions(values: Columns, acting: Sequence[str]) -> Columns:
     key.
     """
     if len(acting) == 1:
-        return named("action", values[acting[0]])
-    return named("action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting})
+        return columns.named("action", values[acting[0]])
+    return columns.named(
+        "action", {name.removeprefix("action").lstrip("_") or "action": values[name] for name in acting}
+    )
 
 
 def _observations(values: Columns) -> Columns:
@@ -227,4 +222,4 @@ def _observations(values: Columns) -> Columns:
         else:
             observations[name] = array
     alone = next(iter(observations.values())) if len(observations) == 1 else observations
-    return named("observation", alone) | metadata
+    return columns.named("observation", alone) | metadata

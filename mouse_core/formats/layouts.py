@@ -36,21 +36,11 @@ from mouse_core.dtypes import RowError, convert
 from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading, yaml_object
+from mouse_core.formats import columns
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats._files.npz import NpzTree, npy_header, pickled_arrays
 from mouse_core.formats._files.on_disk import ZARR, is_zarr
 from mouse_core.formats.base import BATCH_ROWS, RowStream
-from mouse_core.formats.columns import (
-    TransitionRows,
-    check_batch_rows,
-    check_final,
-    metadata_column,
-    named,
-    one_later,
-    rows_at_once,
-    step_numbers,
-    travels_with_action,
-)
 from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
@@ -700,11 +690,11 @@ def _arrays(
     wanted = [path for (role, _, _), path in zip(named, paths, strict=True) if role == "observation"]
     if wanted and not any(array.role == "observation" for array in found):
         raise damaged(file.path, f"expected observations in {' or '.join(wanted[:3])}, found none")
-    columns = [(array.role, array.name) for array in found]
-    if len(set(columns)) < len(columns):
-        same = sorted({"_".join(column) for column in columns if columns.count(column) > 1})
+    places = [(array.role, array.name) for array in found]
+    if len(set(places)) < len(places):
+        same = sorted({"_".join(column) for column in places if places.count(column) > 1})
         raise SchemaError(f"{file.path}: expected paths that give different column names, found {same[:8]} twice")
-    seen, following = ({name for other, name in columns if other == role} for role in _OBSERVED)
+    seen, following = ({name for other, name in places if other == role} for role in _OBSERVED)
     if following and seen != following:
         raise SchemaError(
             f"{file.path}: expected next observations named {sorted(seen)[:8]}, found {sorted(following)[:8]}"
@@ -713,9 +703,11 @@ def _arrays(
 
 
 def _array(where: str, path: str, role: str, name: str, part: Mapping[str, Any], layout: TreeLayout) -> Array:
-    moves = role == "metadata" and (travels_with_action(name) or travels_with_action(name.replace("/", "_")))
+    moves = role == "metadata" and (
+        columns.travels_with_action(name) or columns.travels_with_action(name.replace("/", "_"))
+    )
     moves = moves or any(_is_at(place, path) for place in layout.action_metadata)
-    name = metadata_column(name) if role == "metadata" else name.replace("/", ".")
+    name = columns.metadata_column(name) if role == "metadata" else name.replace("/", ".")
     wanted = ("number", "text") if role in (*_OBSERVED, "metadata", "action") else ("number",)
     files = role in _OBSERVED and layout.may_be_files(path)
     ragged = part["kind"] == "ragged" and part["dtype"] == "uint8"
@@ -814,9 +806,9 @@ def cast_like_first(values: dict[Array, npt.NDArray[Any]], types: Types, where: 
     return cast
 
 
-def check_shapes(columns: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
+def check_shapes(given: Mapping[str, npt.NDArray[Any]], known: dict[str, tuple[int, ...]], where: str) -> None:
     """Raise DataError if the shape of a column differs from its shape in ``known``; add new columns to ``known``."""
-    for name, values in columns.items():
+    for name, values in given.items():
         shape = known.setdefault(name, values.shape[1:])
         if values.dtype != object and values.shape[1:] != shape:
             found = f"{list(values.shape[1:])}; a column has the same shape in all episodes"
@@ -1055,7 +1047,7 @@ def read_layouts(
         SchemaError: Episodes have different arrays, or two arrays have the same column name.
         ImportError: h5py, or zarr for a zarr group, is not installed.
     """
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     name, said = _layout(layout)
     said = replace(said, leave_out=[*said.leave_out, *check_list("leave_out", leave_out)], **changes)
     root = Path(path)
@@ -1063,9 +1055,9 @@ def read_layouts(
     with closing(open_each(files)) as trees:
         file, first = _first(trees, said, str(root))
         known = _is_known(first)
-        check_final(final, where=str(root), needed=not known)
+        columns.check_final(final, where=str(root), needed=not known)
         with reading(first.where):
-            rows = TransitionRows(final=final, where=first.where)
+            rows = columns.TransitionRows(final=final, where=first.where)
             some = next(_rows_of(file, first, 1, {}, rows))
         notes = [*file.notes] if isinstance(file, ZarrTree) else []
         if unnamed := _unnamed(file, said, first):
@@ -1148,7 +1140,7 @@ def _rows(
     types: Types = {}
     with closing(open_each(files)) as trees:
         for number, file in enumerate(trees):
-            rows = TransitionRows(final=final, where=file.path)
+            rows = columns.TransitionRows(final=final, where=file.path)
             for row_range in row_ranges(file, layout, number):
                 if not row_range.steps:
                     empty.append(row_range.where)
@@ -1162,18 +1154,20 @@ def _rows(
                     if layout.nan_action:
                         wish = f"a last action that is {'NaN' if like.closed else 'a number'}"
                     raise damaged(row_range.where, f"expected {wish}, as in the first episode")
-                size = rows_at_once(sum(array.row_bytes for array in row_range.arrays), most=batch_rows)
+                size = columns.rows_at_once(sum(array.row_bytes for array in row_range.arrays), most=batch_rows)
                 with reading(row_range.where):
-                    for columns in _rows_of(file, row_range, size, types, rows):
-                        check_shapes(columns, shapes, row_range.where)
-                        yield columns
+                    for part in _rows_of(file, row_range, size, types, rows):
+                        check_shapes(part, shapes, row_range.where)
+                        yield part
             if (rest := rows.finish()) is not None:
                 yield rest
             if isinstance(file, NpzTree):
                 file.finish(others=layout.other_metadata)
 
 
-def _rows_of(file: Tree, row_range: RowRange, size: int, types: Types, rows: TransitionRows) -> Iterator[Columns]:
+def _rows_of(
+    file: Tree, row_range: RowRange, size: int, types: Types, rows: columns.TransitionRows
+) -> Iterator[Columns]:
     """Yield the rows of a ``RowRange`` in pieces of ``size`` transitions; ``rows`` can hold the last rows back until a
     later call.
     """
@@ -1247,9 +1241,9 @@ def _marked_rows(file: Tree, row_range: RowRange, size: int, types: Types) -> It
         starts = step_begins(last, begins)
         values = {array: _pixels(array, part, row_range.layout) for array, part in values.items()}
         seen, arriving, _, _, beside = _part(row_range, values, done_codes(ended, cut), starts)
-        rows = one_later(arriving, before, starts)
+        rows = columns.one_later(arriving, before, starts)
         rows["done"] = np.where(last & ~starts, _ending(rows["done"], row_range.layout), 0)
-        rows["episode_step"] = step_numbers(starts, step)
+        rows["episode_step"] = columns.step_numbers(starts, step)
         step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
         yield rows | seen | beside
 
@@ -1363,7 +1357,7 @@ def _named(role: str, values: Mapping[Array, Any]) -> Columns:
     """Return the arrays of a role by column name."""
     found = {array.name: part for array, part in values.items() if array.role == role}
     whole = role.removeprefix("next_")
-    return named(whole, found[""] if [*found] == [""] else found) if found else {}
+    return columns.named(whole, found[""] if [*found] == [""] else found) if found else {}
 
 
 __all__ = ["LAYOUTS", "TreeLayout", "load_layout", "read_layouts"]

@@ -24,17 +24,9 @@ from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.columns.episode_rows import Columns, done_codes, episode_rows
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.formats import columns
 from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
-from mouse_core.formats.columns import (
-    bytes_a_row,
-    check_batch_rows,
-    from_arrow,
-    is_metadata,
-    metadata_column,
-    rows_at_once,
-    to_batch,
-)
 from mouse_core.formats.rows import file_batches
 from mouse_core.images.pixels import decode_into
 from mouse_core.metadata import DatasetMetadata
@@ -244,8 +236,8 @@ def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBa
     """Yield the rows of a file in batches of at most ``BUDGET`` bytes. ``decoded`` is the size in bytes of the decoded
     images of a row.
     """
-    for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
-        step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
+    for batch in file_batches(file, columns.rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
+        step = columns.rows_at_once(columns.bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
         for start in range(0, batch.num_rows, step):
             yield batch.slice(start, step)
 
@@ -287,7 +279,7 @@ def _arrow_values(array: Any, column: pa.Field, spec: Any, place: Location) -> n
     if place[0] in KNOWN and array.null_count and _texts(array.type):
         # No transition begins at an episode's last row, where texts are therefore null.
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
-    values = from_arrow(array, where=where)
+    values = columns.from_arrow(array, where=where)
     if _is_picture(spec) and place[0] == "actions" and values.dtype.kind == "O":
         values = values.copy()
         values[values == b""] = values[0]
@@ -332,7 +324,7 @@ def h5_pieces(
             some = numbers[start : start + EPISODES_AT_ONCE]
             for number, tree in zip(some, file.find([f"/episode_{number}" for number in some]), strict=True):
                 episode = _H5Episode(file.path, number, tree, spaces, infos)
-                step = rows_at_once(episode.row_bytes, most=rows)
+                step = columns.rows_at_once(episode.row_bytes, most=rows)
                 for begin in range(0, 1 if sample else episode.length + 1, step):
                     stop = min(begin + step, episode.length + 1)
                     waiting.append((episode, begin, stop))
@@ -448,7 +440,7 @@ def read_minari(
         DataError: A file is damaged; the message names file and episode.
         ImportError: The dataset is HDF5 and h5py is not installed.
     """
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     folder = _data_folder(Path(path))
     metadata: dict[str, Any] = {"data_format": "hdf5"} if folder.is_file() else _metadata(folder)
     source = folder / _MAIN if metadata["data_format"] == "hdf5" and folder.is_dir() else folder
@@ -465,7 +457,7 @@ def read_minari(
         for piece in pieces(source, metadata, spaces, rows=batch_rows, infos=infos):
             where = f"{source}, episode {piece.episode}"
             with reading(source, at=f"episode {piece.episode}"):
-                batch = to_batch(_columns(piece), schema, where=where)
+                batch = columns.to_batch(_columns(piece), schema, where=where)
             if count and count + batch.num_rows > batch_rows:
                 yield pa.concat_batches(held)
                 held, count = [], 0
@@ -544,12 +536,12 @@ def _schema(samples: Iterator[EpisodeSlice], where: str) -> pa.Schema:
     """
     found: dict[str, pa.DataType] = {}
     for piece in samples:
-        batch = to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")
+        batch = columns.to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")
         for column in batch.schema:
             found.setdefault(column.name, column.type)
     if not found:
         raise DataError(f"{where}: expected episodes, found none")
-    order = sorted(found, key=is_metadata)
+    order = sorted(found, key=columns.is_metadata)
     return pa.schema([(name, found[name]) for name in order])
 
 
@@ -573,11 +565,11 @@ def _columns(piece: EpisodeSlice) -> Columns:
 
 def _named(values: Mapping[Location, npt.NDArray[Any]]) -> Columns:
     """Return arrays by column name."""
-    columns: Columns = {}
+    made: Columns = {}
     for place, array in values.items():
         whole = {"observations": "observation", "actions": "action"}.get(place[0])
-        name = metadata_column("/".join(place)) if whole is None else ".".join((whole, *place[1:]))
-        if name in columns:
+        name = columns.metadata_column("/".join(place)) if whole is None else ".".join((whole, *place[1:]))
+        if name in made:
             raise SchemaError(f"{name}: expected arrays of different column names, found two of this name")
-        columns[name] = array
-    return columns
+        made[name] = array
+    return made

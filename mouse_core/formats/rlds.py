@@ -21,20 +21,8 @@ from mouse_core._base.checks import check_choice
 from mouse_core.columns.episode_rows import Columns, done_codes, placeholder
 from mouse_core.errors import ConfigError, DataError, EpisodeError, MissingFieldError, SchemaError
 from mouse_core.files.reading import reading
+from mouse_core.formats import columns
 from mouse_core.formats.base import BATCH_ROWS, RowStream, episodes_of, in_stored_layout
-from mouse_core.formats.columns import (
-    MISSING,
-    belongs_to,
-    check_batch_rows,
-    check_final,
-    named,
-    nested,
-    one_later,
-    ordered,
-    to_batch,
-    travels_with_action,
-)
-from mouse_core.formats.columns import flatten as flatten_values
 from mouse_core.metadata import DatasetMetadata
 from mouse_core.nested import flatten, map_tree, path_of, structure_of, unflatten
 from mouse_core.spec import FieldSpec
@@ -206,23 +194,23 @@ def check_episodes(episodes: Any) -> None:
         raise ConfigError(f"expected an iterable of RLDS episodes, found {type(episodes).__name__}")
 
 
-def _steps_of(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _steps_of(rows: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert the rows of an episode to stacked RLDS steps, and to features of the episode; see ``write_rlds``."""
-    rest = dict(columns)
-    missing = rest.pop(MISSING, np.zeros(1, np.int64))
-    observations = _pop_columns(rest, lambda name: belongs_to(name, "observation"))
-    actions = _pop_columns(rest, lambda name: belongs_to(name, "action"))
+    rest = dict(rows)
+    missing = rest.pop(columns.MISSING, np.zeros(1, np.int64))
+    observations = _pop_columns(rest, lambda name: columns.belongs_to(name, "observation"))
+    actions = _pop_columns(rest, lambda name: columns.belongs_to(name, "action"))
     if not observations or not actions or "reward" not in rest:
         raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(rest)}")
     done, reward, discount = rest.pop("done"), rest.pop("reward"), rest.pop("metadata_discount", None)
     of_episode = _pop_columns(rest, lambda name: _is_of_episode(name, rest[name]))
     extras = {name.removeprefix("metadata_"): values for name, values in rest.items()}
-    of_transition = _pop_columns(extras, travels_with_action)
+    of_transition = _pop_columns(extras, columns.travels_with_action)
     step = np.arange(len(done))
     last = step == len(done) - 1
     steps: dict[str, Any] = {
-        "observation": nested(observations, "observation"),
-        "action": map_tree(_from_next_row, nested(actions, "action")),
+        "observation": columns.nested(observations, "observation"),
+        "action": map_tree(_from_next_row, columns.nested(actions, "action")),
         "reward": _from_next_row(reward),
         "discount": _discount_from_next_row(discount, done),
         **{name: _from_next_row(values) for name, values in of_transition.items()},
@@ -239,9 +227,9 @@ def _steps_of(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, 
     return steps, {name.removeprefix(_EPISODE): values[0] for name, values in of_episode.items()}
 
 
-def _pop_columns(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
-    """Remove from ``columns`` all columns whose names ``wanted`` accepts, and return the removed columns."""
-    return {name: columns.pop(name) for name in [name for name in columns if wanted(name)]}
+def _pop_columns(held: Columns, wanted: Callable[[str], bool]) -> Columns:
+    """Remove from ``held`` all columns whose names ``wanted`` accepts, and return the removed columns."""
+    return {name: held.pop(name) for name in [name for name in held if wanted(name)]}
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
@@ -319,7 +307,7 @@ def read_rlds(
         MissingFieldError: Steps lack required features.
     """
     check_last_step(last_step, final, where=path)
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     given = episodes if callable(episodes) else lambda: _again(episodes, path)
     piece = next(stacks(given(), batch_rows, path), None)
     pieces = [] if piece is None else [piece]
@@ -327,10 +315,8 @@ def read_rlds(
     notes = last_step_notes(iter(pieces)) if last_step == "observation" else ()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for columns, where in stack_rows(
-            stacks(given(), batch_rows, path), final=final, path=path, last_step=last_step
-        ):
-            yield to_batch(columns, first.schema, where=where)
+        for values, where in stack_rows(stacks(given(), batch_rows, path), final=final, path=path, last_step=last_step):
+            yield columns.to_batch(values, first.schema, where=where)
 
     return RowStream(
         path,
@@ -345,7 +331,7 @@ def read_rlds(
 def check_last_step(last_step: str, final: str | None, *, where: str) -> None:
     """Raise ConfigError if an option is unknown, or if ``last_step`` is "transition" without ``final``."""
     check_choice("last_step", last_step, ("observation", "transition"))
-    check_final(final, where=where, needed=last_step == "transition")
+    columns.check_final(final, where=where, needed=last_step == "transition")
 
 
 def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
@@ -356,7 +342,7 @@ def last_step_notes(pieces: Iterator[Stack]) -> tuple[str, ...]:
     """
     for piece in pieces:
         if piece.last:
-            last = {name: np.asarray(value)[-1] for name, value in flatten_values("", piece.values).items()}
+            last = {name: np.asarray(value)[-1] for name, value in columns.flatten("", piece.values).items()}
             brought = [name for name in last if name == "_reward" or f"{name}_".startswith("_action_")]
             holds = any(last[name].dtype.kind in "biuf" and np.any(last[name]) for name in brought)
             if not holds or not np.any(last["_is_last"]):
@@ -393,12 +379,12 @@ def first_batch(
     """
     # Reading the rows later checks whether episodes are complete.
     rows = stack_rows(pieces, final=final or "mark", path=path, last_step=last_step)
-    columns, where = next(rows, (None, path))
-    if columns is None:
+    first, where = next(rows, (None, path))
+    if first is None:
         raise DataError(f"{path}: expected episodes with steps, found none")
     if final != "mark":
-        columns.pop(MISSING, None)
-    return to_batch(columns, None, where=where)
+        first.pop(columns.MISSING, None)
+    return columns.to_batch(first, None, where=where)
 
 
 def stack_rows(
@@ -422,38 +408,38 @@ def stack_rows(
             )
             flags = _flags(piece, where)
             staying, leaving = _split(piece)
-            arriving = one_later(leaving, before, flags["is_first"])
+            arriving = columns.one_later(leaving, before, flags["is_first"])
             if piece.first == 0 and "metadata_discount" in arriving:
                 arriving["metadata_discount"][0] = 1
             done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
-            columns = arriving | {"done": done} | staying
-            columns["episode_step"] = piece.first + np.arange(piece.count)
+            joined = arriving | {"done": done} | staying
+            joined["episode_step"] = piece.first + np.arange(piece.count)
             if final == "mark":
-                columns[MISSING] = np.zeros(piece.count, np.int64)
+                joined[columns.MISSING] = np.zeros(piece.count, np.int64)
             if piece.last and (last_step == "transition" or not flags["is_last"][-1]):
-                check_final(final, where=where)
-                columns = _ended(columns, before, staying, final)
+                columns.check_final(final, where=where)
+                joined = _ended(joined, before, staying, final)
             # The step number of the row before, if the next piece belongs to the same episode.
             before |= {name: values[-1:][: not piece.last] for name, values in staying.items() if _is_clock(name)}
-        yield ordered(columns), where
+        yield columns.ordered(joined), where
 
 
-def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
+def _ended(rows: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
     """Return the last rows of an episode in which the observation after the last action is missing."""
-    code = int(columns["done"][-1])  # done code of the last step; 0 if ``is_last`` is not set
+    code = int(rows["done"][-1])  # done code of the last step; 0 if ``is_last`` is not set
     if final == "drop":
-        columns["done"][-1] = 2 if len(columns["done"]) > 1 or columns["episode_step"][0] else 0
-        return columns
-    columns["done"][-1] = 0
+        rows["done"][-1] = 2 if len(rows["done"]) > 1 or rows["episode_step"][0] else 0
+        return rows
+    rows["done"][-1] = 0
     more = dict(before)
     for name, values in staying.items():
         more[name] = values[-1:] if name.startswith("metadata_") else placeholder(values)
         if _is_clock(name):  # the episode continues unchanged
             latest = np.concatenate([before.get(name, values[:0]), values])[-2:]
             more[name] = latest[-1:] + np.diff(latest) if len(latest) == 2 else latest
-    more |= {"done": np.array([code]), "episode_step": columns["episode_step"][-1:] + 1}
-    more[MISSING] = np.ones(1, np.int64)
-    return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
+    more |= {"done": np.array([code]), "episode_step": rows["episode_step"][-1:] + 1}
+    more[columns.MISSING] = np.ones(1, np.int64)
+    return {name: np.concatenate([values, more[name]]) for name, values in rows.items()}
 
 
 def _is_clock(name: str) -> bool:
@@ -488,15 +474,17 @@ def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 def _split(piece: Stack) -> tuple[Columns, Columns]:
     """Return the columns that stay in the row of their step, and the columns whose values move to the next row."""
-    staying: Columns = named("observation", piece.values["observation"])
-    leaving: Columns = named("action", piece.values["action"])
+    staying: Columns = columns.named("observation", piece.values["observation"])
+    leaving: Columns = columns.named("action", piece.values["action"])
     leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
     if "discount" in piece.values:
         leaving["metadata_discount"] = _one_each(piece.values["discount"], "discount")
     for key, value in piece.values.items():
         if key not in FEATURES:
-            (leaving if travels_with_action(str(key)) else staying).update(flatten_values(f"metadata_{key}", value))
-    for name, value in flatten_values("metadata_episode", dict(piece.of_episode)).items():
+            (leaving if columns.travels_with_action(str(key)) else staying).update(
+                columns.flatten(f"metadata_{key}", value)
+            )
+    for name, value in columns.flatten("metadata_episode", dict(piece.of_episode)).items():
         array = np.asarray(value)
         if array.dtype.kind in "SUO" and not array.ndim:
             staying[name] = np.full(piece.count, array.item(), object)
@@ -532,8 +520,8 @@ def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError, SchemaError, DataError: Reading ``rows`` failed, or rows are marked as having no observation.
     """
-    for number, columns in enumerate(episodes_of(rows)):
-        stacked, of_episode = _steps_of(columns, number)
+    for number, episode in enumerate(episodes_of(rows)):
+        stacked, of_episode = _steps_of(episode, number)
         yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **of_episode}
 
 

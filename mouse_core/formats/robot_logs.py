@@ -30,20 +30,9 @@ from mouse_core._base.checks import check_choice, check_number, check_seconds
 from mouse_core.columns.episode_rows import Columns, placeholder
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_bytes, reading, yaml_object
+from mouse_core.formats import columns
 from mouse_core.formats._files.on_disk import BAG as METADATA
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
-from mouse_core.formats.columns import (
-    check_batch_rows,
-    named,
-    one_each,
-    one_later,
-    ordered,
-    rows_at_once,
-    schema_of,
-    step_numbers,
-    to_batches,
-    travels_with_action,
-)
 from mouse_core.formats.layouts import Aligned, Paths, loaded, natural_key
 from mouse_core.images.pixels import decode_image
 from mouse_core.metadata import DatasetMetadata
@@ -450,13 +439,13 @@ class TopicLayout(Aligned):
             value = getattr(self, name)
             if isinstance(value, Mapping) and (others := [key for key in value if key not in names]):
                 raise ConfigError(f"layout: {name}: expected roles or topics of the layout, found {others[:8]}")
-        columns = []
+        chosen = []
         for role, name, place in places:
             tolerance, match = self._of("tolerance", role, place), self._of("match", role, place)
             check_seconds("layout: tolerance", tolerance)
             check_choice("layout: match", match, ("nearest", "hold"))
-            columns.append(Column(role, name, place, match, float(tolerance)))
-        return columns
+            chosen.append(Column(role, name, place, match, float(tolerance)))
+        return chosen
 
     def _of(self, name: str, role: str, place: Place) -> Any:
         """Return ``tolerance`` or ``match`` for a path: its topic's value or, if there is none, its role's value."""
@@ -1278,7 +1267,7 @@ def read_robot_logs(
         DataError: A file is damaged, messages do not fit the layout, or no message is within the tolerance of a tick;
             the error names recording, topic and time.
     """
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     root = Path(path)
     if layout is None:
         topics = topics_in(root)
@@ -1291,12 +1280,12 @@ def read_robot_logs(
     recordings = recordings_of(root, options.files)
     names: dict[str, tuple[str, ...]] = {}
     first = AlignedRecording(recordings[0], options, names)
-    schema = schema_of(ordered(next(_rows(first, options, 1))))
+    schema = columns.schema_of(columns.ordered(next(_rows(first, options, 1))))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, recording in enumerate(recordings):
             opened = AlignedRecording(recording, options, names) if number else first
-            yield from to_batches(_rows(opened, options, batch_rows), schema, where=str(recording.path))
+            yield from columns.to_batches(_rows(opened, options, batch_rows), schema, where=str(recording.path))
 
     return RowStream(
         os.fspath(path),
@@ -1338,22 +1327,22 @@ def _rows(recording: AlignedRecording, layout: TopicLayout, batch_rows: int) -> 
     step = 0
 
     def size(row: Mapping[Column, Any]) -> int:
-        return rows_at_once(sum(getattr(value, "nbytes", 64) for value in row.values()), most=batch_rows)
+        return columns.rows_at_once(sum(getattr(value, "nbytes", 64) for value in row.values()), most=batch_rows)
 
     for piece in recording.pieces(size):
         count = len(piece.seconds)
         begins = np.arange(count) < int(piece.begins)
         seen, leaving, arrived = _columns(piece, layout)
-        rows = one_later(leaving, before, begins)
+        rows = columns.one_later(leaving, before, begins)
         for name, values in arrived.items():
             rows[name] = np.concatenate([placeholder(values), values[1:]]) if piece.begins else values
         rows["done"] = np.zeros(count, np.int64)
         if piece.ends:
             rows["done"][-1] = _ending(piece, layout)
         rows |= seen
-        rows["episode_step"] = step_numbers(begins, step)
+        rows["episode_step"] = columns.step_numbers(begins, step)
         step = int(rows["episode_step"][-1]) + 1
-        yield ordered(rows)
+        yield columns.ordered(rows)
 
 
 def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, Columns]:
@@ -1363,16 +1352,16 @@ def _columns(piece: StepBlock, layout: TopicLayout) -> tuple[Columns, Columns, C
     by_role: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for column, values in piece.values.items():
         by_role.setdefault(column.role, {})[column.name] = _stacked(column, values)
-    seen = named("observation", _alone(by_role["observation"]))
+    seen = columns.named("observation", _alone(by_role["observation"]))
     groups: dict[bool, Columns] = {True: {}, False: {}}
     moved = layout.arrived()
     if "action" in by_role:
-        groups["action" in moved] |= named("action", _alone(by_role["action"]))
+        groups["action" in moved] |= columns.named("action", _alone(by_role["action"]))
     reward = by_role.get("reward", {"": np.zeros(len(piece.seconds))})
-    groups["reward" in moved]["reward"] = one_each({"reward": _alone(reward)}, "reward")
+    groups["reward" in moved]["reward"] = columns.one_each({"reward": _alone(reward)}, "reward")
     metadata = {"timestamp": piece.seconds} | by_role.get("metadata", {})
     for name, values in metadata.items():
-        (groups["action" in moved] if travels_with_action(name) else seen)[f"metadata_{name}"] = values
+        (groups["action" in moved] if columns.travels_with_action(name) else seen)[f"metadata_{name}"] = values
     return seen, groups[False], groups[True]
 
 

@@ -25,17 +25,10 @@ from mouse_core.episodes import step_begins
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
 from mouse_core.files.writing import making
+from mouse_core.formats import columns
 from mouse_core.formats._files.h5 import H5File, import_h5py, leaves
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import BATCH_ROWS, RowStream, overlapping_pieces
-from mouse_core.formats.columns import (
-    TransitionRows,
-    belongs_to,
-    differ,
-    is_metadata,
-    rows_at_once,
-    transition_rows,
-)
 from mouse_core.nested import nest
 from mouse_core.spec import check_choice
 
@@ -304,7 +297,7 @@ def _interleave(
         raise SchemaError(
             f"{'.'.join(key)}: expected this array in next to have the shape of the root, {root.shape[1:]}"
         )
-    unequal = differ(next_values, following_roots)
+    unequal = columns.differ(next_values, following_roots)
     if unequal.any():
         row = int(np.flatnonzero(goes_on)[unequal][0])
         raise DataError(
@@ -915,7 +908,7 @@ def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Ke
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
     """Return the number of steps to read at a time: at most ``batch_rows``, and at most as many as fit into 16 MB."""
     each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
-    return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
+    return columns.rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
 
 def _number(value: Any, most: int, name: str, what: str) -> int | None:
@@ -964,7 +957,7 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     if one_hot is None:
         one_hot = _is_one_hot(_beside(first).get(("action",)))
     observations, arriving, begins, following = _transitions(first, True, root, one_hot)
-    rows = TransitionRows(final=None, where=str(root))
+    rows = columns.TransitionRows(final=None, where=str(root))
     return RowStream.of_columns(
         root,
         "ted",
@@ -983,7 +976,7 @@ def _rows(root: Path, one_hot: bool, batch_rows: int) -> Iterator[Columns]:
             yield part
 
     with opened(root) as entries:
-        yield from transition_rows(parts(), final=None, where=str(root))
+        yield from columns.transition_rows(parts(), final=None, where=str(root))
 
 
 def _transitions(block: StepBlock, ended: bool, root: Path, one_hot: bool) -> tuple[Columns, Columns, Bools, Columns]:
@@ -1005,7 +998,7 @@ def _transitions(block: StepBlock, ended: bool, root: Path, one_hot: bool) -> tu
             arriving[".".join(key)] = values
         elif key not in _DONE:
             name = "_".join(key)
-            arriving[name if is_metadata(name) else f"metadata_{name}"] = values
+            arriving[name if columns.is_metadata(name) else f"metadata_{name}"] = values
     flags, ends = _flags(block, root), _ends(block, root)
     truncated = flags.get("truncated", np.zeros_like(ends))
     arriving["done"] = done_codes(
@@ -1031,13 +1024,13 @@ def _flags(block: StepBlock, root: Path) -> dict[str, Bools]:
 
 
 def _observed(arrays: Arrays) -> Columns:
-    columns: Columns = {}
+    made: Columns = {}
     for key, values in arrays.items():
         if key == ("step_count",):
             continue  # episode_step has the same numbers
-        whole = () if key[0].startswith("observation") or is_metadata(key[0]) else ("observation",)
-        columns[".".join((*whole, *key))] = values
-    return columns
+        whole = () if key[0].startswith("observation") or columns.is_metadata(key[0]) else ("observation",)
+        made[".".join((*whole, *key))] = values
+    return made
 
 
 def _single(values: npt.NDArray[Any], name: str, root: Path) -> npt.NDArray[Any]:
@@ -1117,7 +1110,7 @@ def _entries(rows: Columns, ends: Bools) -> Iterator[tuple[Key, npt.NDArray[Any]
         if name.startswith(_SEEN):
             yield (name,), values[:-1]
             yield ("next", name), values[1:]
-        elif belongs_to(name, "action"):
+        elif columns.belongs_to(name, "action"):
             yield (name,), values[1:]
     yield ("next", "reward"), rows["reward"][1:]
     for name, values in flags.items():
@@ -1135,7 +1128,7 @@ def _runs(stream: RowStream) -> Iterator[tuple[Columns, Bools]]:
             ends an episode only if it has a done code, because the last episode could continue.
     """
     for name in ("action", "reward", "done"):
-        if not any(belongs_to(other, name) for other in stream.schema.names):
+        if not any(columns.belongs_to(other, name) for other in stream.schema.names):
             raise SchemaError(f"{stream.path}: expected a column {name!r}, found {stream.schema.names}")
     names: set[str] = set()
     step = 0

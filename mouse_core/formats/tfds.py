@@ -26,14 +26,8 @@ import pyarrow.compute as pc
 
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.formats import columns
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
-from mouse_core.formats.columns import (
-    check_batch_rows,
-    rows_at_once,
-    to_batch,
-    travels_with_action,
-    typed,
-)
 from mouse_core.formats.pictures import IMAGE, image_column
 from mouse_core.formats.rlds import Stack, check_last_step, first_batch, last_step_notes, stack_rows
 from mouse_core.images.pixels import decode_image, encode_png
@@ -482,7 +476,7 @@ def episode_pieces(
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
     # An approximation, as some sizes are not known.
     each = [math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in encoded.values()]
-    size = rows_at_once(sum(each), most=batch_rows)
+    size = columns.rows_at_once(sum(each), most=batch_rows)
     for first in range(0, count, size):
         part = slice(first, min(first + size, count))
         values = {name: array[part] for name, array in whole.items()}
@@ -522,7 +516,7 @@ def _picture_columns(leaves: Mapping[str, Leaf]) -> list[tuple[str, Leaf]]:
     for leaf in leaves.values():
         first, *rest = leaf.name.removeprefix(STEPS).split("/")
         single = leaf.kind == "image" and leaf.dtype == "uint8" and is_of_step(leaf) and leaf.ragged == 1
-        if single and first != "action" and not travels_with_action(first):
+        if single and first != "action" and not columns.travels_with_action(first):
             observed = first == "observation"
             found.append((".".join([first, *rest]) if observed else "_".join(["metadata", first, *rest]), leaf))
     return found
@@ -563,7 +557,7 @@ def read_tfds(
         ImportError: A package for the files is not installed: protobuf, and google-crc32c or array_record.
     """
     check_last_step(last_step, final, where=os.fspath(path))
-    check_batch_rows(batch_rows)
+    columns.check_batch_rows(batch_rows)
     folder = _folder(Path(path))
     described = parse_features(folder / "features.json")
     leaves = {name: leaf for name, leaf in described.items() if is_column(leaf)}
@@ -580,17 +574,17 @@ def read_tfds(
         return _pieces(chosen, kind, leaves, batch_rows)
 
     first = first_batch(pieces(), final=final, path=str(folder), last_step=last_step).schema
-    plain, schema = (typed(first, pictures, image) for image in (pa.binary(), IMAGE))
+    plain, schema = (columns.typed(first, pictures, image) for image in (pa.binary(), IMAGE))
     notes = _notes(described, str(info.get("name", "")))
     if last_step == "observation":
         notes += last_step_notes(pieces({name: leaf for name, leaf in leaves.items() if _BROUGHT.match(name)}))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for rows, where in stack_rows(pieces(), final=final, path=str(folder), last_step=last_step):
-            columns = dict(zip(plain.names, to_batch(rows, plain, where=where).columns, strict=True))
+            made = dict(zip(plain.names, columns.to_batch(rows, plain, where=where).columns, strict=True))
             for name, missing in pictures.items():
-                columns[name] = image_column(pc.if_else(pc.equal(columns[name], b""), missing, columns[name]))
-            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+                made[name] = image_column(pc.if_else(pc.equal(made[name], b""), missing, made[name]))
+            yield pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
 
     return RowStream(
         os.fspath(path),

@@ -26,18 +26,8 @@ from mouse_core._base.memo import memo
 from mouse_core.columns.episode_rows import Columns
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.reading import check_inside, damaged, read_json_object, reading
+from mouse_core.formats import columns
 from mouse_core.formats.base import BATCH_ROWS, RowStream, in_stored_layout
-from mouse_core.formats.columns import (
-    MISSING,
-    Values,
-    check_final,
-    read_values,
-    rows_at_once,
-    schema_of,
-    to_batch,
-    transition_rows,
-    typed,
-)
 from mouse_core.formats.pictures import FRAME, IMAGE, encoded_images, image_column, unreadable_images
 from mouse_core.formats.rows import open_parquet, parquet_batches
 from mouse_core.images.files import find_video
@@ -287,9 +277,11 @@ class Frames:
         found = self.columns(batch, {}, file, keys)
         frames = {key: pictures[key] if key in pictures else found[key] for key in self.stored} | pictures
         one = np.ones(1, bool)
-        *_, made = transition_rows([(self.seen(frames), self.brought(frames, one), one)], final=self.final, where="")
-        numbers = schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
-        return typed(typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
+        *_, made = columns.transition_rows(
+            [(self.seen(frames), self.brought(frames, one), one)], final=self.final, where=""
+        )
+        numbers = columns.schema_of(self.numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+        return columns.typed(columns.typed(numbers, self.encoded.values(), IMAGE), self.codes.values(), FRAME)
 
     def unreadable_images(self, batch: pa.RecordBatch, key: str) -> Iterator[tuple[int, str]]:
         """Yield the index of each row whose image of the camera is missing or has a wrong shape, and the reason."""
@@ -308,19 +300,21 @@ class Frames:
 
         If the observation of a row is missing, the duration of one frame is added to the row's time.
         """
-        if MISSING in rows and (clock := f"metadata_{TIME}") in rows:
-            late = rows[MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
+        if columns.MISSING in rows and (clock := f"metadata_{TIME}") in rows:
+            late = rows[columns.MISSING].reshape(rows[clock].shape) / self.described.frames_per_second
             rows = {**rows, clock: (rows[clock] + late).astype(rows[clock].dtype)}
-        plain = typed(typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64())
-        columns = to_batch(rows, plain, where=where).columns
+        plain = columns.typed(
+            columns.typed(schema, self.encoded.values(), pa.binary()), self.codes.values(), pa.int64()
+        )
+        made = columns.to_batch(rows, plain, where=where).columns
         for place, field in enumerate(schema):
             if field.type == IMAGE:
-                files = columns[place]
+                files = made[place]
                 missing = pc.equal(pc.binary_length(files), 0)
-                columns[place] = image_column(pc.if_else(missing, None, files) if pc.any(missing).as_py() else files)
+                made[place] = image_column(pc.if_else(missing, None, files) if pc.any(missing).as_py() else files)
             elif field.type == FRAME:
-                columns[place] = frames_column(columns[place].to_numpy())
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+                made[place] = frames_column(made[place].to_numpy())
+        return pa.RecordBatch.from_arrays(made, schema=schema)
 
     @memo
     def encoded(self) -> dict[str, str]:
@@ -357,7 +351,7 @@ class Frames:
         if TIME not in batch.schema.names:
             return np.full(batch.num_rows, np.nan)
         column = batch.column(TIME)
-        numbers = read_values(column.fill_null(np.nan) if pa.types.is_floating(column.type) else column).numbers
+        numbers = columns.read_values(column.fill_null(np.nan) if pa.types.is_floating(column.type) else column).numbers
         if numbers is None or numbers.size != batch.num_rows:
             raise damaged(file, f"{TIME}: expected a number of seconds in each row, found {column.type}")
         return np.asarray(numbers.reshape(batch.num_rows), np.float64)
@@ -366,11 +360,11 @@ class Frames:
         """Yield the index of each row with a value whose shape differs from the feature's shape, and the reason."""
         for key in keys:
             feature, column = self.described.features[key], batch.column(key)
-            values = read_values(column)
+            values = columns.read_values(column)
             if values.kind.kind not in ("scalar", "list") or feature.dtype in _TEXTS or _fits(values, feature):
                 continue
             for row in range(len(column)):
-                one = read_values(column.slice(row, 1))
+                one = columns.read_values(column.slice(row, 1))
                 if not _fits(one, feature):
                     found = "null" if one.present is not None else f"{one.inner_nulls} nulls"
                     found = found if one.nulls else f"shape {list(one.shape or ())}"
@@ -399,7 +393,7 @@ class Frames:
             feature = self.described.features[key]
             if feature.dtype == "image":  # given in `pictures`
                 continue
-            values = read_values(batch.column(key))
+            values = columns.read_values(batch.column(key))
             if feature.dtype == "language":
                 texts = [json.dumps(value, ensure_ascii=False, default=str) for value in batch.column(key).to_pylist()]
                 frames[key] = np.array(texts, dtype=object)
@@ -464,10 +458,10 @@ class Frames:
             robots=[robot] if isinstance(robot, str) else [],
         )
 
-    def fields(self, columns: Mapping[str, str]) -> list[Field]:
+    def fields(self, pictures: Mapping[str, str]) -> list[Field]:
         """Return fields that decode the columns of image files and video frames, by feature; a null becomes zeros."""
         made = []
-        for key, column in columns.items():
+        for key, column in pictures.items():
             feature = self.described.features[key]
             # For colours, the shape comes from the files; a field with another shape would resize frames.
             shape = feature.shape if feature.shape[2] == 1 else None
@@ -493,7 +487,7 @@ def _example(feature: Feature, data_type: pa.DataType) -> pa.Array:
         return pa.nulls(1, data_type)  # reading the file later raises the error
 
 
-def _fits(values: Values, feature: Feature) -> bool:
+def _fits(values: columns.Values, feature: Feature) -> bool:
     """Whether all rows have the shape of their feature. A single number also fits a shape with one element."""
     if values.nulls or values.numbers is None:
         return False
@@ -733,7 +727,7 @@ def _rate(fps: Any, file: Path) -> float:
 
 
 def _columns_of_episodes(folder: Path, wanted: Sequence[str], failed: list[str] | None) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    read: dict[str, list[Any]] = {name: [] for name in wanted}
     for file in numbered(folder, ".parquet"):
         try:
             batches = parquet_batches(file, 1 << 14, columns=wanted)
@@ -745,25 +739,25 @@ def _columns_of_episodes(folder: Path, wanted: Sequence[str], failed: list[str] 
             continue
         for some in found:
             for name in wanted:
-                columns[name] += some[name]
-    if not columns["episode_index"]:
+                read[name] += some[name]
+    if not read["episode_index"]:
         raise damaged(folder, "expected Parquet files with episodes, found none")
-    return columns
+    return read
 
 
 def _episodes(root: Path, cameras: Sequence[str], failed: list[str] | None) -> Episodes:
     """Return the episodes in the order of their numbers."""
     folder, places = root / "meta" / "episodes", ("chunk_index", "file_index", "from_timestamp")
     wanted = [*_INDICES, *(f"videos/{camera}/{name}" for camera in cameras for name in places)]
-    columns = _columns_of_episodes(folder, wanted, failed)
-    found = zip(*(columns[name] for name in _INDICES[2:]), strict=True)
+    read = _columns_of_episodes(folder, wanted, failed)
+    found = zip(*(read[name] for name in _INDICES[2:]), strict=True)
     data = [_file("data", chunk, file, "parquet") for chunk, file in found]
     videos = {}
     for camera in cameras:
-        found = zip(*(columns[f"videos/{camera}/{name}"] for name in places), strict=True)
+        found = zip(*(read[f"videos/{camera}/{name}"] for name in places), strict=True)
         videos[camera] = [(_file(f"videos/{camera}", chunk, file, "mp4"), begin) for chunk, file, begin in found]
-    order = np.argsort(np.array(columns["episode_index"]), kind="stable")
-    numbers, counts = (np.array(columns[name], np.int64)[order] for name in _INDICES[:2])
+    order = np.argsort(np.array(read["episode_index"]), kind="stable")
+    numbers, counts = (np.array(read[name], np.int64)[order] for name in _INDICES[:2])
     if (numbers[1:] == numbers[:-1]).any():
         raise damaged(folder, "expected every episode once, found an episode twice")
     there, ends = np.flatnonzero(counts), np.cumsum(counts)
@@ -1003,7 +997,7 @@ def read_lerobot(
         check_seconds("tolerance (--tolerance)", tolerance)
     check_inside((root / "meta").rglob("*"), root)
     described = read_description(root, skip_broken=skip_broken)
-    check_final(final, where=str(root))
+    columns.check_final(final, where=str(root))
     check_action(described, str(root))
     frames = Frames(str(root), described, final=final, cameras=cameras)
     check_inside((root / file.name for file in described.episodes.files), root)
@@ -1059,10 +1053,10 @@ def _batches(
     """Yield all rows in order."""
     ordinal = -1  # episode of the last row so far
     parts = (
-        (frames.seen(columns), frames.brought(columns, last), begins)
-        for columns, begins, last in _pieces(root, frames, files, videos, batch_rows)
+        (frames.seen(part), frames.brought(part, last), begins)
+        for part, begins, last in _pieces(root, frames, files, videos, batch_rows)
     )
-    for made in transition_rows(parts, final=frames.final, where=str(root)):
+    for made in columns.transition_rows(parts, final=frames.final, where=str(root)):
         numbers = ordinal + np.cumsum(made["episode_step"] == 0)
         if len(numbers):
             ordinal = int(numbers[-1])
@@ -1074,7 +1068,7 @@ def _pieces(
 ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
     """Yield frames by feature, and two masks: frames that begin an episode, and frames that end an episode."""
     features = [one for one in frames.described.features.values() if one.dtype not in ("video", "image")]
-    most = rows_at_once(8 * sum(math.prod(one.shape) for one in features), most=batch_rows)
+    most = columns.rows_at_once(8 * sum(math.prod(one.shape) for one in features), most=batch_rows)
     episodes, skipped = frames.episodes, np.array(sorted(frames.skipped), np.int64)
     for name, _, _, numbers in files:
         row = numbers.start
@@ -1091,5 +1085,5 @@ def _pieces(
             called = partial(episodes.called, rows)
             pictures = frames.images(batch, frames.encoded, root / name, called)
             pictures |= {key: videos.codes(key, rows) for key in frames.codes}
-            columns = frames.columns(batch, pictures, root / name, called=called)
-            yield columns, number == 0, number == episodes.lengths[episode] - 1
+            part = frames.columns(batch, pictures, root / name, called=called)
+            yield part, number == 0, number == episodes.lengths[episode] - 1
