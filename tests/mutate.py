@@ -97,8 +97,8 @@ TARGETS = {
 }
 # Faults of durable code, as programmers make them: the module, the first text that is replaced, and what replaces it.
 PLANTED = [
-    ("files/log", "os.fsync(self._file)\n                    self._sync_name()", "self._sync_name()"),
-    ("files/log", "os.fsync(self._file)\n                    self._sync_name()", "os.fsync(self._file)"),
+    ("files/log", "self._sync()\n                    self._sync_name()", "self._sync_name()"),
+    ("files/log", "self._sync()\n                    self._sync_name()", "self._sync()"),
     ("files/log", "                self.cut(self.size)\n", ""),
     ("files/log", "                os.fsync(file)\n", ""),
     ("files/log", "                self._acknowledge(0, 0)\n", ""),
