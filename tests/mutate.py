@@ -344,7 +344,9 @@ class PlantedFault:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
             else:
-                found = json.loads(out.splitlines()[-1]) if out else {"worlds": 0, "first": f"error {errors[-300:]!r}"}
+                # The first worlds are those of ``simulate.warm``; where one breaks a promise, no other world is run.
+                lines = [line for line in errors.splitlines() if "Error: " in line] or ["a call hangs"]
+                found = json.loads(out.splitlines()[-1]) if out else {"worlds": 0, "first": f"warm: {lines[0]}"}
                 self.worlds, self.found_by = self.worlds + found["worlds"], found["first"]
                 self._next_worlds *= 2
         self.seconds += time.monotonic() - began

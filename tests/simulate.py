@@ -1,9 +1,9 @@
 """Simulated worlds in which files, disks, clocks, networks and processes fail; a seed replays a world.
 
-A world is a folder with one durable thing: a log, a store, a store that clients share over a network, mapped rows, a
-buffer of rollouts, or a cache of remote objects. One process makes random calls. A second process reads the folder
-meanwhile, and tries to write where only one process may, which must be refused. A plan says which system calls of the
-first process go wrong:
+A world is a folder with one durable object: a log, a store, a store that clients share over a network, mapped rows, a
+buffer of rollouts, or a cache of remote objects. The first process makes random calls. Meanwhile a second process reads
+the folder; where only one process may write, the second process also tries to write, which must raise ConfigError. A
+plan chooses the system calls of the first process that fail:
 
     kill, half    the process is killed at the call, or after half of the bytes of a write
     stop          the process is killed some lines of Python later, such as between two writes to mapped memory
@@ -14,9 +14,9 @@ first process go wrong:
     short         a write writes half of its bytes, as after a signal
 
 The clock jumps, and messages to a shared store are lost, doubled and delayed. When the first process ends, the second
-compares the folder with the promises of docs/guides/store-on-disk.md, and the next life of the first goes on from
-there, until the world has had a fault and 200 operations. An operation is a system call that changes files, so that a
-fault can strike there, or a call of the process that needs none, since it writes to mapped memory or reads.
+process compares the folder with the promises of docs/guides/store-on-disk.md. The next life of the first process
+continues with the folder, until the world has had a fault and 200 operations. An operation is a system call that
+changes files, so that a fault can strike there. A call that only writes to mapped memory or reads is an operation, too.
 
     python -m tests.simulate --seed 7                  one world; a broken promise is shortened and traced
     python -m tests.simulate --worlds 20000 --jobs 2   many worlds; prints the seeds that break a promise
@@ -76,11 +76,11 @@ SYNCS = ("fsync", "fdatasync")
 FAULTS = ("kill", "half", "stop", "power", "power", "full", "error", "unsynced", "short")
 """A power cut is twice as likely, since it is where most mistakes show."""
 KILLED, CUT = 9, 10
-"""How a life ends that a fault ended."""
+"""Exit codes of a life that a fault ended."""
 OPERATIONS = 200
-"""Operations of a world at least."""
+"""Least number of operations of a world."""
 LIFE = 200
-"""Operations of a life without a deadly fault."""
+"""Number of operations of a life without a deadly fault."""
 SECONDS = 30
 BLOCK = 20
 """Worlds that a process runs before it reports."""
@@ -92,11 +92,11 @@ FULL_FOR = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes wrong in one life.
+    """The faults of one life.
 
     Args:
-        seed: Of the random choices of the process.
-        faults: Faults, each with the number of operations after which it strikes the next call that it can.
+        seed: The seed of the random choices of the process.
+        faults: The faults; each strikes the first possible call after its number of operations.
         looks: The numbers of operations after which the second process reads.
     """
 
@@ -159,8 +159,8 @@ class System:
         plan: The faults.
         root: The folder whose files a power cut hits.
         total: Shared between processes: the numbers of operations and of faults, and of the machine's start.
-        look: Lets the other process look; None: looks are only noted in ``is_due``.
-        trace: Takes a line for each call; None: nobody asks.
+        look: Lets the other process look; None: ``is_due`` is set instead.
+        trace: Takes a line for each call; None: no trace.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class System:
         self._thread, self._lock, self._is_over = threading.get_ident(), threading.RLock(), False
 
     def install(self) -> None:
-        """From now on, calls of this process fail."""
+        """Replace the calls of ``os`` in this process."""
         for name in CALLS:
             setattr(os, name, partial(self._call, name, getattr(os, name)))
         time.time = self._clock
@@ -196,7 +196,7 @@ class System:
         return self._time() + self._jump
 
     def _stop_after(self, lines: int) -> None:
-        """Let this process be killed after some more lines of the core, in functions that are called from now on."""
+        """Kill this process after ``lines`` more lines of the core, in functions that are called from now on."""
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal lines
@@ -210,7 +210,7 @@ class System:
         sys.settrace(trace)
 
     def _can(self, fault: str, name: str, arguments: tuple[Any, ...]) -> bool:
-        """Whether a fault can strike a call."""
+        """Return whether a fault can strike a call."""
         if fault in ("half", "short"):
             return name in WRITES and len(arguments[1]) > 1
         if fault == "unsynced":
@@ -218,7 +218,7 @@ class System:
         return fault != "full" or self._grows(name, arguments)
 
     def _grows(self, name: str, arguments: tuple[Any, ...]) -> bool:
-        """Whether a call needs more of the disk."""
+        """Return whether a call needs more space on the disk."""
         if name in ("pwrite", "ftruncate"):
             end = arguments[1] if name == "ftruncate" else arguments[2] + len(arguments[1])
             return end > os.fstat(arguments[0]).st_size
@@ -279,11 +279,11 @@ Say = Callable[..., None]
 
 @dataclass
 class World:
-    """Something durable in a folder, and what has been promised of it. Subclasses say what is done and what must hold.
+    """A durable object in a folder, and its promises. Subclasses define the calls and the checks.
 
     Args:
-        options: How it is opened.
-        known: What a life knows from those before it: JSON values.
+        options: The options with which the object is opened.
+        known: The state after the lives before: JSON values.
     """
 
     options: dict[str, Any]
@@ -291,33 +291,33 @@ class World:
 
     FAULTS = FAULTS
     LOCKS = False
-    """Whether a call holds a lock that the other process needs, so that this process looks between two calls."""
+    """Whether a call holds a lock that the other process needs; the other process then looks between two calls."""
 
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
-        """A new world."""
+        """Return a new world."""
         raise NotImplementedError
 
     def steps(self, folder: Path, rng: random.Random, say: Say) -> Iterator[bool]:
-        """Make a call by chance for each value that is asked for; the value is whether no other process may write."""
+        """Make a random call before each next value; the value is whether no other process may write."""
         raise NotImplementedError
 
     def check(self, folder: Path, said: list[Any], *, cut: bool) -> dict[str, Any]:
-        """Raise AssertionError if a promise is broken; return what is known from now on.
+        """Raise AssertionError if a promise is broken; return ``known`` for the next life.
 
         Args:
-            folder: As it was left.
-            said: What the life said, in order.
-            cut: Whether the power was cut, so that only what was synced is promised.
+            folder: The folder after the life.
+            said: The reports of the life, in order.
+            cut: Whether the power was cut, so that only synced rows are promised.
         """
         raise NotImplementedError
 
     def reader(self, folder: Path) -> Callable[[], None]:
-        """What the other process does when it looks."""
+        """Return the function with which the other process looks."""
         return lambda: None
 
     def writer(self, folder: Path) -> Any:
-        """Open the folder to write, which the other process tries while no other process may write."""
+        """Open the folder to write; the other process tries this while no other process may write."""
         raise NotImplementedError
 
 
@@ -441,7 +441,7 @@ class OfStore(World):
         if cut:
             life.flushed = life.flushed if life.options["sync"] != "none" else 0
             life.acknowledged = life.flushed
-            life.saving.clear()  # a saved dataset is synced; what was begun may be there in part under another name
+            life.saving.clear()  # a saved dataset is synced; an unfinished save may be there in part under another name
         if not (folder / "manifest.json").exists():
             assert not life.acknowledged, "lost: the manifest"
             shutil.rmtree(folder, ignore_errors=True)
@@ -567,6 +567,7 @@ class OfMemmap(World):
     """Mapped rows; the oldest rows are overwritten."""
 
     CAPACITY = 37
+    FAULTS = (*FAULTS, "stop", "stop")  # few system calls are made between two writes to mapped memory
     LOCKS = True
     START: ClassVar = {"written": [0], "flushed": 0, "offset": 0}
 
@@ -587,7 +588,7 @@ class OfMemmap(World):
         storage, offset = self._opened(folder), self.known["offset"]
         while True:
             yield False
-            what = rng.choices(("append", "put", "flush", "reopen"), (70, 20, 5, 5))[0]
+            what = rng.choices(("append", "put", "flush", "reopen"), (60, 30, 5, 5))[0]
             written = storage.written + offset
             if what == "append":
                 count = rng.randint(1, 12)
@@ -680,10 +681,10 @@ class OfMemmap(World):
 
 
 class OfCache(World):
-    """A cache of remote objects, which two processes share; requests fail, and pages are damaged between two lives."""
+    """A cache of remote objects that two processes share; requests fail, and pages are damaged between two lives."""
 
     BYTES = 4 << 20
-    FAULTS = tuple(fault for fault in FAULTS if fault != "power")  # nothing is promised but that wrong bytes are found
+    FAULTS = tuple(fault for fault in FAULTS if fault != "power")  # a cache promises only that wrong bytes are found
     LOCKS = True
 
     @classmethod
@@ -761,7 +762,7 @@ class OfRollouts(World):
             elif what == "flush":
                 say(what, groups_crash.act(buffer, what, None))
             else:
-                # Rollouts in order, and one of those before again; behind the last one all are there.
+                # New rollouts in order, and an earlier rollout again; in the end all rollouts are there.
                 numbers = list(range(following, min(following + rng.randint(1, 6), most)))
                 numbers += [rng.randrange(min(following + 1, most))]
                 before = [uid in buffer for uid in self.ROLLOUTS]
@@ -792,11 +793,11 @@ KINDS = {
     "cache": OfCache,
 }
 SHARES = ["log"] * 3 + ["pages"] * 5 + ["clients"] * 3 + ["memmap"] * 5 + ["store"] * 2 + ["rollouts", "cache"]
-"""The kinds of 20 worlds: of what takes a fifth of the time there are more."""
+"""The kinds of 20 worlds. Worlds that take a fifth of the time of others are more frequent."""
 
 
 def plan_of(rng: random.Random, faults_of_kind: Sequence[str]) -> Plan:
-    """What goes wrong in a life."""
+    """Return the faults of a life."""
     faults = [(int(rng.expovariate(1 / 100)) + 1, rng.choice(faults_of_kind)) for _ in range(rng.choice((1, 1, 1, 2)))]
     looks = frozenset(int(rng.expovariate(1 / 60)) + 1 for _ in range(4))
     return Plan(rng.getrandbits(32), faults, looks)
@@ -866,7 +867,7 @@ class OtherProcess:
         self._world = replace(self._world, **json.loads(json.dumps(found)))
 
     def check(self, *, cut: bool) -> dict[str, Any]:
-        """Let this process check what a life left; return what is known from now on.
+        """Let this process check the folder after a life; return ``known`` for the next life.
 
         Args:
             cut: Whether the power was cut.
@@ -895,7 +896,7 @@ class OtherProcess:
             answer = b""
             with suppress(BrokenPipeError):
                 write(self._ask, asked + content.encode())
-                # A life that was killed by another thread while it waited has left an answer.
+                # If another thread killed a life that waited here, the answer to that life is still in the pipe.
                 while (answer := read(self._told, 16)) not in (asked, b""):
                     pass
             assert answer, "the process that looked at the folder died, see above"
@@ -935,7 +936,7 @@ def live(
     *,
     trace: bool,
 ) -> None:
-    """One life of about ``most`` operations, in a process of its own."""
+    """Run one life of about ``most`` operations; the process is a child for this life."""
     write, file = os.write, os.open(base / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def note(line: str) -> None:
@@ -966,14 +967,14 @@ def live(
             failures += 1
             if trace:
                 note(str(error))
-        gc.collect()  # the same process goes on with another object; the failed one is not closed, but it is gone
+        gc.collect()  # the process continues with another object; the failed object is collected, without close
         look()
         if chance.random() < 0.3:
-            return  # as a program that an error ends
+            return  # like a program that ends at an error
 
 
 def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS, trace: bool = False) -> str:
-    """Run the world of a seed; return the promise that it broke, or ""."""
+    """Run the world of a seed; return the broken promise, or "" if there is none."""
     rng = random.Random(seed)
     share = rng.choice(SHARES)
     kind = kind or share
@@ -1019,7 +1020,7 @@ def fault_of(seed: int, *, kind: str | None = None, operations: int = OPERATIONS
 
 
 def shortened(seed: int, *, kind: str | None, operations: int) -> int:
-    """Fewer operations within which the same seed still breaks a promise."""
+    """Return a smaller number of operations with which the seed still breaks a promise."""
     low = 0
     while low + 1 < operations:
         half = (low + operations) // 2
@@ -1028,7 +1029,7 @@ def shortened(seed: int, *, kind: str | None, operations: int) -> int:
 
 
 def warm() -> None:
-    """Do what is slow the first time before the first fork."""
+    """Make the slow first calls before the first fork."""
     warnings.simplefilter("ignore")
     signal.alarm(2 * SECONDS)
     for name, kind in KINDS.items():
@@ -1053,7 +1054,7 @@ def warm() -> None:
 
 
 def some(seeds: range, kind: str | None, operations: int, *, first: bool) -> list[tuple[int, str]]:
-    """The seeds of these whose worlds break a promise, each with the promise."""
+    """Return the seeds whose worlds break a promise, each with the promise."""
     found = []
     for seed in seeds:
         if fault := fault_of(seed, kind=kind, operations=operations):
@@ -1065,7 +1066,7 @@ def some(seeds: range, kind: str | None, operations: int, *, first: bool) -> lis
 
 
 def main() -> int:
-    """Run the worlds that the arguments ask for; 1 if one broke a promise."""
+    """Run the requested worlds; return 1 if a world broke a promise, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", type=int, default=1, help="how many seeds from --seed on")

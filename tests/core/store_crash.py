@@ -1,10 +1,10 @@
-"""Stores on disk whose process is killed at any moment of its life, again and again, as a program of its own.
+"""Kill processes that write to stores on disk, at any moment, and check the folders that they leave.
 
-A life is a forked child that opens a folder, appends, extends, flushes, takes datasets, clears, saves and closes at
-random, and says what was acknowledged. It is sent a signal after some milliseconds, wherever it is (``tests.simulate``
-kills at calls of the system). Nothing is undone by Python where that is SIGKILL, as it mostly is. At SIGINT a child
-goes on with the same store, as whoever sits at a prompt does, and at SIGTERM it closes it. A folder goes through
-several lives, and is looked at after each, by a process of its own.
+A life is a forked child that opens a folder and makes random calls: append, extend, flush, from_dataset, clear, save
+and close. The child reports each call that has returned. After some milliseconds the child receives a signal, at
+any line; ``tests.simulate`` kills at system calls instead. Most signals are SIGKILL, after which Python runs
+no handlers. After SIGINT the child continues with the same store, as in an interactive session; after SIGTERM the
+child closes the store. Each folder has several lives, and after each life another process checks the folder.
 
     python -m tests.core.store_crash --kills 10000
 """
@@ -32,26 +32,26 @@ from tests.core.killing import dies_of_threads, forked
 
 SYNC = ("none", "flush", "append")
 SIGNALS = {signal.SIGKILL: "kills", signal.SIGINT: "interrupts", signal.SIGTERM: "terminations"}
-"""What a child is sent, and what it is counted as beside being a kill."""
+"""The signals, and the names under which their numbers are printed."""
 LIVES = 6
-"""Of a folder, at most."""
+"""Number of lives of a folder, at most."""
 SECONDS = 120
-"""A child that takes longer waits for ever."""
+"""A child that takes longer has hung."""
 
 
 @dataclass
 class Life:
-    """What is known of a folder.
+    """The rows that a folder must have and may have. Rows are numbered.
 
     Args:
-        kind: Of its rows.
-        options: For ``DatasetStore.open``.
-        acknowledged: The number behind the last acknowledged row.
-        flushed: The number behind the last row that was flushed or synced.
-        begun: The number behind the last row that a call was begun with.
-        lowest: The lowest number that must be there, once ``clear`` was acknowledged.
-        clearing: Whether a ``clear`` was begun, and neither came to its end.
-        saving: Folders that were begun to be saved, and their rows where they came to their end.
+        kind: A kind of ``disk_cases.KINDS``.
+        options: The options of ``DatasetStore.open``.
+        acknowledged: The number after the last row whose call has returned.
+        flushed: The number after the last row that was flushed or synced.
+        begun: The number after the last row of any call.
+        lowest: The lowest number that must be there after the last ``clear``.
+        clearing: Whether a ``clear`` has begun and has not returned.
+        saving: The folders of ``save``, each with its number of rows; None until ``save`` has returned.
     """
 
     kind: str
@@ -84,12 +84,12 @@ class Life:
 
 
 class Terminated(BaseException):
-    """What a program's handler of SIGTERM raises."""
+    """The exception of the handler of SIGTERM."""
 
 
 @dataclass
 class Program:
-    """A program that makes random calls on a store, and says what was begun and acknowledged."""
+    """A program that makes random calls on a store, and reports when calls begin and return."""
 
     folder: Path
     life: Life
@@ -100,10 +100,10 @@ class Program:
     saved: int = 0
     following: int = 0
     counts: Sequence[int] = (4, 10, 60, 300)
-    saves: bool = True  # which takes ten times as long as any other call
+    saves: bool = True  # a save takes ten times as long as any other call
 
     def run(self, calls: int) -> None:
-        """So many calls by chance; some more after an interrupt, with the same store."""
+        """Make ``calls`` random calls; after an interrupt, make some more with the same store."""
         try:
             self._calls(calls)
         except KeyboardInterrupt:
@@ -114,7 +114,7 @@ class Program:
             return
         else:
             return
-        # Not among the handlers, where the interrupt itself keeps what it met.
+        # Not in the handler: while an exception is handled, its traceback keeps objects alive.
         self._calls(calls // 4)
 
     def _open(self) -> DatasetStore:
@@ -134,7 +134,7 @@ class Program:
             self.store, self.closing = None, False
 
     def _look(self) -> None:
-        """Know what is next; rows of a call that was interrupted are all there, or none is."""
+        """Read the number of the next row from the store: of an interrupted call all rows are there, or none."""
         if self.store is not None and not self.closing and len(self.store):
             self.following = int(self.store[-1]["number"]) + 1
 
@@ -144,12 +144,12 @@ class Program:
         self._close()
 
     def call(self) -> None:
-        """Call one method of the store by chance; with an open store, if it was not opened yet."""
+        """Call a random method of the store; open the store if it is not open."""
         life, rng, say, store = self.life, self.rng, self.say, self._open()
         calls = ("append", "extend", "flush", "reopen", "dataset", "clear", "read", "save")
         what = rng.choices(calls, (40, 30, 12, 5, 4, 1, 3, self.saves))[0]
         if what == "append" and not store.columns:
-            what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
+            what = "extend"  # a single row may have a null or an empty list, which have no type
         if what == "append":
             for _ in range(rng.randint(1, 20)):
                 say("begins", self.following + 1)
@@ -213,8 +213,11 @@ def begin(folder: Path, life: Life, told: Path, seed: int) -> int:
 
 
 def check(folder: Path, life: Life, *, briefly: bool = False) -> range:
-    """What was acknowledged is there, once, as it was; for a reader and the next writer, ``briefly`` for the writer."""
-    # Before its first file had its name nothing was acknowledged.
+    """Check that acknowledged rows are there once and unchanged, for a reader and the next writer.
+
+    With ``briefly``, check only for the writer.
+    """
+    # Before the manifest has its name, no call has returned.
     readable = (folder / "manifest.json").exists()
     assert readable or not life.acknowledged, "refused: there is no manifest"
     early = DatasetStore.open(folder) if readable and not briefly else None
@@ -237,7 +240,7 @@ def check(folder: Path, life: Life, *, briefly: bool = False) -> range:
             f"lost: {closed} instead of {found} after closing"
         )
     if early is not None and before:
-        # What it had is there for it, though other files have the rows by now.
+        # The reader's rows are still there for the reader, although other files have the rows by now.
         first = had.rows([0])["number"][0]
         assert had.rows(range(before))["number"] == [*range(first, first + before)], "lost: rows of a reader"
         assert numbers_in(early) == closed, "lost: what a reader sees later"
@@ -258,7 +261,7 @@ def check(folder: Path, life: Life, *, briefly: bool = False) -> range:
 
 
 def _compare(found: range, life: Life, acknowledged: int, who: str) -> None:
-    """Hold the numbers that are there against those that must and may be."""
+    """Compare the numbers of the rows with the numbers that must and may be there."""
     if not len(found):
         nothing = life.lowest if not life.clearing else life.begun
         assert acknowledged <= nothing, f"lost: all up to {acknowledged} for {who}"
@@ -276,7 +279,7 @@ def _compare(found: range, life: Life, acknowledged: int, who: str) -> None:
 
 
 def next_life(life: Life, found: range) -> Life:
-    """What is known after recovery: what is there now was promised, and nothing else."""
+    """Return the state after recovery: exactly the rows that are there now are promised."""
     found = found or range(life.begun, life.begun)
     return Life(life.kind, life.options, found.stop, found.stop, max(found.stop, life.begun), found.start)
 
@@ -291,13 +294,13 @@ def options(rng: random.Random) -> dict[str, Any]:
 
 
 def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = False) -> Counter[str]:
-    """Kill until there were so many kills; how many kills there were, and of which faults."""
+    """Kill until there were ``kills`` kills; return the numbers of kills and of each fault."""
     warnings.simplefilter("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     import datasets
 
     datasets.disable_progress_bars()
-    # What is slow the first time is done before the first fork, and its threads have ended by then.
+    # Slow first calls are made before the first fork; their threads end before the fork.
     for kind in KINDS:
         warm = Life(kind, {"sync": "none"})
         Program(root / f"warm-{kind}", warm, random.Random(1), lambda *values: None).run(40)
@@ -331,12 +334,12 @@ def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = 
 
 
 def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at: int) -> str:
-    """One life and what is found behind it; the fault, if there is one."""
+    """Run one life, and check the folder after it; return the fault, or "" if there is none."""
     told, said = folder.parent / f"told-{at}", folder.parent / f"fault-{at}"
     pid = begin(folder, life, told, rng.getrandbits(32))
     wait, begun = rng.random() * 0.06, time.monotonic()
     sent = rng.choices(list(SIGNALS), (4, 1, 1))[0]
-    while not told.exists() and time.monotonic() - begun < 2:  # the clock runs from the first call on
+    while not told.exists() and time.monotonic() - begun < 2:  # the wait begins with the first call
         time.sleep(0.001)
     time.sleep(wait)
     os.kill(pid, sent)  # until it is waited for, a child that has ended keeps its number
@@ -368,7 +371,7 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
 
 
 def _known(folder: Path, life: Life, file: Path) -> Life:
-    """What is there for the next life, found by a process of its own."""
+    """Return the state for the next life, which another process reads from the folder."""
 
     def work() -> None:
         with DatasetStore.open(folder) as store:
