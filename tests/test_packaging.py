@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from mouse_core import DatasetStore
+from scripts.downstream import TESTS
 from scripts.house import (
     ADAPTERS,
     ALL,
@@ -204,6 +205,10 @@ def test_trainers_are_where_make_looks_for_them() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
     marked = {path.relative_to(ROOT).parts[1] for path, text in texts.items() if re.search(r"\bmark\.trainers", text)}
     assert marked == {"trainers", "test_docs.py"}
+
+
+def test_the_tests_of_other_versions_exist() -> None:
+    assert [one for one in TESTS.split() if not (ROOT / "tests" / one).exists()] == []
 
 
 def test_the_core_knows_no_framework() -> None:
