@@ -312,7 +312,7 @@ class PlantedFault:
     Args:
         number: The index in ``PLANTED``.
         one: The fault.
-        folder: An empty folder for the copy.
+        folder: An empty folder for the copy; beside it is a copy of the tests.
         seed: The seed of the first world.
     """
 
@@ -322,8 +322,13 @@ class PlantedFault:
         self._folder, self._seed, self._next_worlds = folder, seed, FIRST_WORLDS
         # The compiled modules are copied, too; only the changed module is compiled again.
         shutil.copytree(ROOT / "mouse_core", folder / "mouse_core")
-        (folder / "tests").symlink_to(ROOT / "tests")
+        (folder / "tests").symlink_to(folder.parent / "tests")
         (folder / one.path).write_text(one.source, encoding="utf-8")
+
+    def __str__(self) -> str:
+        place = f"{self.one.path.removeprefix('mouse_core/')}:{self.one.line}"
+        verdict = self.found_by or "NOT FOUND"
+        return f"{self.number:3} {place:32} {self.worlds:5} worlds {self.seconds:4.0f} s  {verdict:.110}"
 
     def run(self, seconds: float) -> None:
         """Run the worlds of one turn, for at most ``seconds`` seconds."""
@@ -347,7 +352,8 @@ class PlantedFault:
                 # The first worlds are those of ``simulate.warm``; where one breaks a promise, no other world is run.
                 lines = [line for line in errors.splitlines() if "Error: " in line] or ["a call hangs"]
                 found = json.loads(out.splitlines()[-1]) if out else {"worlds": 0, "first": f"warm: {lines[0]}"}
-                self.worlds, self.found_by = self.worlds + found["worlds"], found["first"]
+                self.worlds += found["worlds"]
+                self.found_by = found["first"].replace("the process ended with 1, see above", lines[-1])
                 self._next_worlds *= 2
         self.seconds += time.monotonic() - began
 
@@ -356,6 +362,7 @@ def search(mutants: Sequence[Mutation], *, jobs: int, seconds: float, seed: int)
     """Run simulated worlds with each planted fault in turn until all are found or the time is over."""
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="mouse-planted-", dir=FOLDERS) as folder:
+        shutil.copytree(ROOT / "tests", Path(folder) / "tests")
         faults = [PlantedFault(number, one, Path(folder) / str(number), seed) for number, one in enumerate(mutants)]
         turns = deque(faults)
 
@@ -366,6 +373,7 @@ def search(mutants: Sequence[Mutation], *, jobs: int, seconds: float, seed: int)
                     fault.run(left)
                     if not fault.found_by:
                         turns.append(fault)
+                    print(fault, file=sys.stderr, flush=True)
 
         with ThreadPoolExecutor(jobs) as pool:
             for future in [pool.submit(work) for _ in range(jobs)]:
@@ -390,9 +398,7 @@ def main() -> int:
     if options.planted and not options.list:
         faults = search(chosen, jobs=options.jobs, seconds=options.seconds, seed=options.seed)
         for fault in faults:
-            place = f"{fault.one.path.removeprefix('mouse_core/')}:{fault.one.line}"
-            verdict = fault.found_by or "NOT FOUND"
-            print(f"{fault.number:3} {place:32} {fault.worlds:5} worlds {fault.seconds:4.0f} s  {verdict:.110}")
+            print(fault)
         found = sum(bool(fault.found_by) for fault in faults)
         print(f"{found} of {len(faults)} found")
         return len(faults) - found

@@ -414,6 +414,8 @@ class OfPages(OfLog):
 class OfStore(World):
     """A store of numbered rows."""
 
+    FAULTS = (*FAULTS, "unsynced", "unsynced")  # of the calls of a store, few are syncs
+
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
         life = store_crash.Life(rng.choice(ROWS), store_crash.options(rng))
@@ -466,6 +468,8 @@ class OfStore(World):
 
 class OfClients(World):
     """A store that two clients write to over a network that loses, doubles and delays messages."""
+
+    FAULTS = OfStore.FAULTS
 
     @classmethod
     def drawn(cls, rng: random.Random) -> World:
