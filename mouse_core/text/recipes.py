@@ -7,7 +7,6 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -43,7 +42,9 @@ class Encoder(Protocol):
         """The end-of-text id."""
         ...
 
-    def __call__(self, texts: Sequence[str], *, max_length: int | None = None) -> list[list[int]]:
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Return at most ``max_length`` ids for each text, without padding."""
         ...
 
@@ -71,14 +72,16 @@ class _OfTokenizers:
         made.no_padding()
         made.no_truncation()
 
-    def __call__(self, texts: Sequence[str], *, max_length: int | None = None) -> list[list[int]]:
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
         if max_length != self._length:
             if max_length is None:
                 self._tokenizer.no_truncation()
             else:
                 self._tokenizer.enable_truncation(max_length, direction=self._direction)
             self._length = max_length
-        found = self._tokenizer.encode_batch_fast(list(texts))
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [one.ids for one in found]
 
     def with_offsets(self, texts: Sequence[str]) -> list[tuple[Any, Any]]:
@@ -96,9 +99,12 @@ class _OfTransformers:
         self.pad_id: int | None = getattr(tokenizer, "pad_token_id", None)
         self.eos_id: int | None = getattr(tokenizer, "eos_token_id", None)
 
-    def __call__(self, texts: Sequence[str], *, max_length: int | None = None) -> list[list[int]]:
+    def __call__(
+        self, texts: Sequence[str], *, max_length: int | None = None, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        options = {} if add_special_tokens else {"add_special_tokens": False}
         # Without a length, truncation is off; otherwise tokenizers of transformers would truncate at their own limit.
-        made = self._tokenizer(list(texts), truncation=max_length is not None, max_length=max_length)
+        made = self._tokenizer(list(texts), truncation=max_length is not None, max_length=max_length, **options)
         try:
             found: list[list[int]] = made["input_ids"]
         except (TypeError, KeyError, IndexError):
@@ -461,6 +467,7 @@ class Texts(PaddedRecipe):
         text: The column of the texts.
         pad_id: The token id for padding; by default the tokenizer's id for padding or, without one, its end-of-text id.
         padding_side: The side of a row that is padded, "left" or "right". Text generation needs "left".
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Numeric columns that are copied to the rows, with their dtypes, such as ``{"rewards": "float32"}``.
 
     Raises:
@@ -471,6 +478,7 @@ class Texts(PaddedRecipe):
     text: str = "text"
     pad_id: int | None = None
     padding_side: Literal["right", "left"] = "right"
+    add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -479,7 +487,9 @@ class Texts(PaddedRecipe):
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """Return a row for each text."""
-        ids = encode(texts[self.text].to_pylist(), max_length=self.max_length)
+        ids = encode(
+            texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
+        )
         return self._batch(padded(ids, self.max_length, self._padding(encode), self.padding_side), texts)
 
 
@@ -500,6 +510,7 @@ class Prompts(PaddedRecipe):
         eos_id: The id that ends an answer; by default the tokenizer's end-of-text id, if the tokenizer has one.
         only_whole: Whether to leave out full rows that do not end with ``eos_id``, because their texts may be
             truncated.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Numeric columns that are copied to the rows, with their dtypes.
 
     Raises:
@@ -513,6 +524,7 @@ class Prompts(PaddedRecipe):
     pad_id: int | None = None
     eos_id: int | None = None
     only_whole: bool = True
+    add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
     _numbers: ClassVar[Mapping[str, pa.DataType]] = {"prompt_rindex": pa.int32()}
@@ -532,10 +544,10 @@ class Prompts(PaddedRecipe):
         With ``only_whole``, prompts whose answers do not end within the row are left out.
         """
         prompts, labels = texts[self.prompt].to_pylist(), texts[self.label].to_pylist()
-        encoded = partial(encode, max_length=self.max_length)
+        options: dict[str, Any] = {"max_length": self.max_length, "add_special_tokens": self.add_special_tokens}
         both = [f"{prompt}{self.separator}{label}" for prompt, label in zip(prompts, labels, strict=True)]
-        ids = encoded(both)
-        last = np.array([*map(_last_of_prompt, encoded(prompts), ids, encoded([""]) * len(ids))])
+        ids = encode(both, **options)
+        last = np.array([*map(_last_of_prompt, encode(prompts, **options), ids, encode([""], **options) * len(ids))])
         eos_id = encode.eos_id if self.eos_id is None else self.eos_id
         made = [*padded(ids, self.max_length, self._padding(encode), "right"), pa.array(last, pa.int32())]
         found = self._batch(made, texts)
@@ -561,6 +573,7 @@ class Pairs(PaddedRecipe):
         min_words: Smallest number of words in an answer. Pairs with a shorter answer, and pairs with equal answers, are
             left out.
         pad_id: The token id for padding; by default the tokenizer's id for padding or, without one, its end-of-text id.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
         keep: Numeric columns that are copied to the rows, with their dtypes.
 
     Raises:
@@ -574,6 +587,7 @@ class Pairs(PaddedRecipe):
     separator: str = "\n"
     min_words: int = 5
     pad_id: int | None = None
+    add_special_tokens: bool = True
     keep: Mapping[str, str] = field(default_factory=dict)
 
     _sides = ("chosen_data.", "rejected_data.")
@@ -600,7 +614,7 @@ class Pairs(PaddedRecipe):
             both = [
                 f"{prompt}{self.separator}{one}" for prompt, one in zip(prompts, texts[name].to_pylist(), strict=True)
             ]
-            ids = encode(both, max_length=self.max_length)
+            ids = encode(both, max_length=self.max_length, add_special_tokens=self.add_special_tokens)
             made += padded(ids, self.max_length, pad_id, "right")
         return self._batch(made, texts)
 
@@ -615,6 +629,7 @@ class Tokens:
         text: The column of the texts.
         max_length: Largest number of tokens of a text; the tokenizer truncates longer texts. None for no limit.
         eos_id: The id that is appended to every text that does not end with this id; None to append no id.
+        add_special_tokens: Whether the tokenizer adds its special tokens around texts.
 
     Raises:
         ConfigError: The length is below 1.
@@ -623,6 +638,7 @@ class Tokens:
     text: str = "text"
     max_length: int | None = None
     eos_id: int | None = None
+    add_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
@@ -646,7 +662,9 @@ class Tokens:
 
     def rows(self, texts: pa.RecordBatch, encode: Encoder) -> pa.RecordBatch:
         """Return a row for each token."""
-        found = encode(texts[self.text].to_pylist(), max_length=self.max_length)
+        found = encode(
+            texts[self.text].to_pylist(), max_length=self.max_length, add_special_tokens=self.add_special_tokens
+        )
         if self.eos_id is not None:
             found = [ids if ids[-1:] == [self.eos_id] else [*ids, self.eos_id] for ids in found]
         flat, lengths = flat_of(found)
