@@ -488,14 +488,16 @@ class AdapterConformance(InArrays):
         """
         store = example_store()
         offsets = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
-        for options in (
-            *({}, {"views": 2}, {"windows": offsets, "pad": 0}),
-            *(
-                {"sequence_length": None, "windows": offsets, **more}
-                for more in ({}, {"shard": (1, 3), "uneven": "pad"})
-            ),
+        transitions: dict[str, Any] = {"sequence_length": None, "windows": offsets}
+        several: list[dict[str, Any]] = [
+            {},
+            {"views": 2},
+            {"windows": offsets, "pad": 0},
+            transitions,
+            {**transitions, "shard": (1, 3), "uneven": "pad"},
             *({"lengths": range(1, 9), "packed": packed} for packed in (False, True, 32)),
-        ):
+        ]
+        for options in several:
             expected, own = self._source(store, **options), _Own(BatchSource(store, **{**SMALL, **options}))
             for workers in (0, 2):
                 self._goes_on(partial(self._loader, store, num_workers=workers, **options), expected)

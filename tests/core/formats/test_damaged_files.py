@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mouse_core._base.child import Child
 from mouse_core.formats.rlds import read_rlds
 from tests.core.damaged_files import damaged_copies, read_all, read_each
 from tests.core.formats import test_robot_logs
@@ -139,13 +138,3 @@ def test_some_damage_of_several_formats(tmp_path: Path) -> None:
         damaged = damaged_copies(made(folder), folder / "copies", count=10)
         copies += [(str(copy), OPTIONS.get(made, {})) for copy in damaged]
     assert read_each(copies)["refused"] >= 20
-
-
-def test_the_time_of_an_answer_does_not_count_the_imports_of_a_reader(tmp_path: Path) -> None:
-    script = tmp_path / "slow_child.py"
-    script.write_text("import time\ntime.sleep(0.5)\nprint('{}\\n{\"a\": 1}', flush=True)\ntime.sleep(60)\n")
-    child = Child(script)
-    assert child.ask(None, 0.4) == ({"a": 1}, [])
-    with pytest.raises(TimeoutError):
-        child.ask(None, 0.1)
-    child.close()
