@@ -1035,7 +1035,7 @@ def shortened(seed: int, *, kind: str | None, operations: int) -> int:
 def warm() -> None:
     """Make the slow first calls before the first fork."""
     warnings.simplefilter("ignore")
-    signal.alarm(2 * SECONDS)
+    signal.alarm(SECONDS)
     for name, kind in KINDS.items():
         base = Path(tempfile.mkdtemp(prefix=f"world-{name}-"))
         (base / "it").mkdir()

@@ -9,12 +9,12 @@ from tests.mutate import PLANTED, planted
 from tests.simulate import KINDS, end_other_process, fault_of, warm
 
 SEEDS = {
-    "log": (1000, 1001),
-    "pages": (3000, 3002, 3011),
-    "store": (3003, 3010),
-    "clients": (3001, 3012),
-    "memmap": (1000, 1001, 1002),
-    "rollouts": (3023, 3033, 9004),
+    "log": (1000, 3113),
+    "pages": (3000, 3002, 3011, 3060),
+    "store": (3003, 3010, 3043, 3122),
+    "clients": (3001, 3012, 3045),
+    "memmap": (1000, 3068, 3117),
+    "rollouts": (3023, 3055, 9004),
     "cache": (1000, 1001),
 }
 """Seeds of each kind, most of which find faults that ``python -m tests.mutate --planted`` plants."""

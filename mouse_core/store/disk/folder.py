@@ -707,7 +707,8 @@ class WrittenFolder:
         if unnamed:
             # The previous writer may have ended before its manifest was on the disk, where an older manifest names
             # these files.
-            writing.sync_folders([self.path])
+            with writing.storing(f"store {self.path}"):
+                writing.sync_folders([self.path])
         for name, number in unnamed.items():
             self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
