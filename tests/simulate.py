@@ -54,7 +54,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mouse_core import ConfigError, DatasetStore, StateError, StorageError
+from mouse_core import ConfigError, DataError, DatasetStore, StateError, StorageError
 from mouse_core.collect.shared import SharedStore
 from mouse_core.collect.wire import encoded
 from mouse_core.files import locking, writing
@@ -452,13 +452,19 @@ class OfStore(World):
 
     def reader(self, folder: Path) -> Callable[[], None]:
         store: DatasetStore | None = None
+        had_rows = False
 
         def look() -> None:
-            nonlocal store
+            nonlocal store, had_rows
             if store is None and (folder / "manifest.json").exists():
                 store = DatasetStore.open(folder)
             if store is not None:
-                numbers_in(store)
+                try:
+                    had_rows = len(numbers_in(store)) > 0 or had_rows
+                except DataError as error:
+                    if had_rows or "another store" not in str(error):
+                        raise
+                    store = None  # a writer failed to create the store, and the next writer created it again
 
         return look
 
