@@ -101,7 +101,7 @@ def test_no_more_is_asked_for_at_once_than_stays_until_it_is_read(
     with DatasetStore.open(tmp_path / "store", "a", layout="windows") as writer:
         writer.extend(rows)
     whole = DatasetStore.open(tmp_path / "store").snapshot().episode_starts
-    monkeypatch.setattr("mouse_core.files.ipc._ASKED_BYTES", most)
+    monkeypatch.setattr("mouse_core.files.ipc._MOST_REQUESTED_BYTES", most)
     monkeypatch.setattr("mouse_core.store.snapshot._BYTES", most)
     monkeypatch.setattr(SummedFile, "_advise", lambda _, *what: asked.append(what))
     store = DatasetStore.open(tmp_path / "store")
