@@ -120,8 +120,7 @@ def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import tests.core.test_convert as here
-from mouse_core.formats import converting
-from mouse_core.formats import columns
+from mouse_core.formats import base, columns, converting
 from mouse_core.formats.jobs import Job
 
 columns._BLOCK_ROWS = 40
@@ -143,7 +142,7 @@ if moment == "read":
 elif moment == "save":
     Job.save = killing(Job.save)
 elif moment == "verify":
-    converting.rows_digest = killing(converting.rows_digest)
+    base.rows_digest = killing(base.rows_digest)
 elif moment == "rename":
     Job.finish = killing(Job.finish)
 converting.convert(source, target, to=to, shard_bytes=9000)

@@ -232,7 +232,7 @@ def test_a_card_that_cannot_be_extended_is_an_error(hub: HubServer) -> None:
         ("---\na: [\n---\n", "cannot be read: while parsing"),
         ("---\n- a\n---\n", "expected a mapping, found list"),
         ("---\na: &a [b]\nc: *a\n---\n", r"expected YAML without aliases, found '\*a'"),
-        ("---\nconfigs: {a: b}\n---\n", "'configs' is a list of mappings"),
+        ("---\nconfigs: {a: b}\n---\n", "'configs' that is a list of mappings"),
         ("---\nconfigs:\n- config_name: raw\n  default: true\n---\n", "found 'raw' marked as default"),
     ):
         hub.commit(REPO, {"README.md": card.encode()})
