@@ -650,8 +650,8 @@ class OfMemmap(World):
             is_known = version in versions.get(number, {0}) or cut  # of puts, a power cut leaves any
             assert is_known, f"lost: row {number} has version {version}, not {versions.get(number, 0)}"
         if cut:
-            # Later rows took the places of the oldest rows.
-            least = range(max(0, begun - self.CAPACITY), promised)
+            # Later rows took the places of the oldest rows, and an earlier power cut lost the rows before the offset.
+            least = range(max(self.known["offset"], begun - self.CAPACITY), promised)
             assert set(least) <= set(numbers), f"lost: {numbers}, and {least} were synced"
             assert numbers.stop <= begun, f"torn: {numbers} of {begun}"
         else:

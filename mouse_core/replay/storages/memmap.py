@@ -301,8 +301,9 @@ def values_file(folder: Path, generation: int | None, room: int) -> Path:
 
 def read_journal(
     folder: Path, memory: Columns | None, rows: int, sum_of: Callable[[Sequence[Any]], int]
-) -> tuple[Slots, list[npt.NDArray[Any]]]:
-    """Return the places and rows in the journal that ``MemmapStorage.put`` wrote.
+) -> tuple[Slots, list[npt.NDArray[Any]], int]:
+    """Return the content of the journal that ``MemmapStorage.put`` wrote: the places, the rows, and the number of bytes
+    of ragged values that were written up to then.
 
     Args:
         folder: The folder of the storage.
@@ -325,11 +326,12 @@ def read_journal(
         for column, known in zip(columns, memory.columns, strict=True):
             if column.shape != (len(places), *known.shape[1:]) or column.dtype != known.dtype:
                 raise ValueError(f"a column of {column.dtype} {list(column.shape)} instead of {known.dtype}")
-        if journal["values"] != sum_of(columns):
+        end = journal["end"]
+        if journal["values"] != sum_of(columns) or type(end) is not int:
             raise ValueError("other ragged values than those that were written")
     except (OSError, DataError, *UNREADABLE) as error:
         raise StateError(f"{path}: expected the rows that were being changed, found {error}") from error
-    return places, columns
+    return places, columns, end
 
 
 class MappedValues(Values):
@@ -700,7 +702,7 @@ class MemmapStorage(RowStorage):
             self._commit(now)
             columns = {str(at): rows[at] for at in range(len(rows))}
             values = self._values.checksum(self._schema, rows, now)
-            journal = {"places": self._places(slots, now), "columns": columns, "values": values}
+            journal = {"places": self._places(slots, now), "columns": columns, "values": values, "end": now.end}
             if self._schema.varying and self._sync != "none":
                 with storing(f"{self._values.path}"):
                     sync_files([self._values.path])  # the journal refers to these values
@@ -948,7 +950,9 @@ class MemmapStorage(RowStorage):
         def sum_of(columns: Sequence[Any]) -> int:
             return 0 if self._schema is None else self._values.checksum(self._schema, columns, now)
 
-        places, rows = read_journal(self.path, self._memory, now.allocated, sum_of)
+        places, rows, end = read_journal(self.path, self._memory, now.allocated, sum_of)
+        # After a power cut the counters can be older than the journal: later values must not overwrite its values.
+        now = now._replace(end=max(now.end, end))
         assert self._memory is not None
         self._memory.put(places, rows)
         numbers = self._numbers(places, now)
