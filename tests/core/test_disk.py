@@ -325,6 +325,14 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
             DatasetStore.open(folder, mode)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"), [(b"", "an empty file"), (b"\0" * 9, "an empty file"), (b"a", "another text")]
+)
+def test_a_text_that_is_no_manifest_is_named(text: bytes, found: str) -> None:
+    with pytest.raises(DataError, match=f"expected the manifest of a store, found {found}; "):
+        folder_module.parse_manifest("manifest.json", text)
+
+
 @pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
 def test_a_version_is_a_positive_integer(folder: Path, version: Any) -> None:
     DatasetStore.open(folder, "a").close()
