@@ -206,7 +206,7 @@ def _blocks(parts: Sequence[SplitPiece], features: Features, target: int) -> Ite
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            # A shuffled dataset has one chunk for each row; so many chunks are slow to process.
+            # A shuffled dataset has one chunk for each row. Arrow processes many small chunks slowly.
             table, first = rows[start : start + step], part.first_row + start
             check_rows(table, f"{part.where}, rows from {first} on", whole=False)
             table = table.combine_chunks()
